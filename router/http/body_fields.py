@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from kv_transfer.limits.target import reserved_names
 from router.options.errors import InvalidOptionError
 from router.options.request import clipped
+from skim_common.nesting import MAX_DEPTH, too_deep
 
 # A body without these needs no second JSON parse. Escapes (\\u) and UTF-16 or UTF-32 (NUL bytes) can hide the names.
 _TELLTALES = (
@@ -41,6 +42,13 @@ _WITHOUT_EFFECT = ("return_token_offsets", "return_assistant_tokens_mask", "rout
 
 _LOWEST, _HIGHEST = -(2**63), 2**64 - 1
 _MOST_DIGITS = 20
+
+
+def check_depth(body: bytes) -> None:
+    """Raise InvalidOptionError for a body that what reads it could not follow, here or in vLLM and pydantic."""
+    if (field := too_deep(body)) is not None:
+        name = clipped(field) or "the body"
+        raise InvalidOptionError(f"{name} has more than {MAX_DEPTH} levels of lists and objects; flatten it", name)
 
 
 def read_fields(body: bytes, path: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from router.dispatch.request import Request
 from router.dispatch.state import CURRENT, CallState, nothing
 from router.dispatch.tracing import TracedRequest, traced_request
 from router.explain.request_reports import RequestReports
-from router.http.body_fields import read_fields
+from router.http.body_fields import check_depth, read_fields
 from router.http.body_limits import BodyBudget, check_headers, read_body
 from router.http.response import DeferredResponse, respond, warned
 from router.options.errors import HttpError, RefusedError
@@ -68,23 +68,37 @@ class SkimMiddleware:
             await self._answer(scope, receive, traced.watched(send), traced)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, traced: TracedRequest) -> None:
-        arrived = asyncio.get_running_loop().time()
-        headers, release_intake = Headers(scope=scope), nothing
+        release_intake = nothing
         try:
-            check_headers(headers)
-            body = await read_body(headers, receive, self._settings, self._budget)
-            deadline = read_deadline(headers, self._settings.deadline_s, arrived)
-            caller, came = caller_of(scope), time.perf_counter()
-            if scope["path"].endswith(_GENERATING) and not _has_priority(headers, body):
-                key = caller.key.name if caller else ""
-                self._dispatcher.admission.refuse_early(AdmissionRequest(key, deadline=deadline))
-            release_intake = await self._intake.enter()
-            request, body = self._request(headers, body, scope, deadline, came)
+            try:
+                body, deadline, came = await self._read(scope, receive)
+                release_intake = await self._intake.enter()
+                request, body = self._request(Headers(scope=scope), body, scope, deadline, came)
+            except (InvalidRequestError, RefusedError) as error:
+                release_intake()
+                await respond(HttpError.of(error), scope, receive, send)
+                return
             traced.call = call = CallState(request, traced.span, release_intake)
-        except (InvalidRequestError, RefusedError) as error:
-            release_intake()
-            await respond(HttpError.of(error), scope, receive, send)
-            return
+            await self._pass_on(call, body, scope, receive, send)
+        finally:
+            release_intake()  # whatever was raised: a request that waits for this one would wait for the alarm
+
+    async def _read(self, scope: Scope, receive: Receive) -> tuple[bytes, Deadline, float]:
+        """The body, which is no deeper than `MAX_DEPTH`, with `deadline` and `arrived` of Request. Raises what refuses
+        the request before it is taken in."""
+        arrived, headers = asyncio.get_running_loop().time(), Headers(scope=scope)
+        check_headers(headers)
+        body = await read_body(headers, receive, self._settings, self._budget)
+        deadline = read_deadline(headers, self._settings.deadline_s, arrived)
+        caller, came = caller_of(scope), time.perf_counter()
+        if scope["path"].endswith(_GENERATING) and not _has_priority(headers, body):
+            key = caller.key.name if caller else ""
+            self._dispatcher.admission.refuse_early(AdmissionRequest(key, deadline=deadline))
+        check_depth(body)
+        return body, deadline, came
+
+    async def _pass_on(self, call: CallState, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the app answer the call."""
         token = CURRENT.set(call)
         response = DeferredResponse(call, scope, receive, send, self._settings.keep_alive_s, self._reports.add)
         try:
@@ -95,7 +109,7 @@ class SkimMiddleware:
                 raise
             await response.fail(call.error)
         finally:
-            release_intake()
+            call.release_intake()
             CURRENT.reset(token)
             await response.close()
 

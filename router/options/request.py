@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from kv_transfer.options import ALWAYS, AUTO, DecodeOptions, SelectionOptions
 from router.options.errors import InvalidOptionError
 from router.options.policies import KEEP_VALUES, Keep, KeepField, PolicyOptions, Role, Wish, read_keep
+from skim_common.nesting import too_deep
 from skim_common.validation import problems
 
 MAX_PROTECTED_SPANS = 4096
@@ -194,8 +195,8 @@ def read_decode(defaults: SpeculationOptions, headers: Mapping[str, str], body: 
 
 def _json_or_text(value: str) -> Any:
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return json.loads(value) if too_deep(value.encode()) is None else value
+    except ValueError:
         return value
 
 

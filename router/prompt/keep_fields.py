@@ -95,7 +95,10 @@ def _take(holder: dict[str, Any], path: str, outer: Keep | None, found: KeepFiel
 
 def messages_with_keeps(messages: Any) -> tuple[list[dict[str, Any]], KeepFields | None]:
     """Copies of chat messages whose texts are marked, and the wishes in them. Raises as `extract_keep_fields`."""
-    copies = [_copy(message) for message in messages]
+    try:
+        copies = [_copy(message) for message in messages]
+    except RecursionError:
+        raise InvalidOptionError("messages has too many levels of lists and objects; flatten it", "messages") from None
     return copies, extract_keep_fields({"messages": copies}, "/chat/completions")
 
 

@@ -177,6 +177,8 @@ def _problem_of(error: Exception) -> str:
         return f"the body lacks the name {shown(error.args[0])} in a message, an item, a tool or a part of them; add it"
     if isinstance(error, AttributeError) and isinstance(kind := getattr(error.obj, "type", None), str):
         return renderer.unsupported_item(kind)
+    if isinstance(error, RecursionError):
+        return "the body, or JSON in one of its texts, has too many levels of lists and objects; flatten it"
     if isinstance(error, LookupError | TypeError | AttributeError):
         return "a message, an item, a tool or a part of them has an empty list or a value of the wrong kind; correct it"
     return f"the body cannot be read: {error}"
@@ -201,7 +203,7 @@ async def _answer_unexpected(request: Request, error: Exception) -> Response:
     Other errors are as in vLLM's server, but a 500 shows nothing of the router's inside.
     """
     frames = traceback.walk_tb(error.__traceback__)
-    if any(frame.f_code.co_name in _READ_BODIES for frame, _ in frames):
+    if isinstance(error, RecursionError) or any(frame.f_code.co_name in _READ_BODIES for frame, _ in frames):
         told = HttpError(400, "BadRequestError", _problem_of(error))
     elif (response := await exception_handler(request, error)).status_code < 500:
         return response

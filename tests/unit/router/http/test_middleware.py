@@ -5,8 +5,10 @@ import json
 
 import pytest
 
+from router.admission.intake_lock import IntakeLock
 from router.dispatch.state import CURRENT
-from tests.unit.router.asgi_calls import DEFAULTS, Call
+from skim_common.nesting import MAX_DEPTH
+from tests.unit.router.asgi_calls import DEFAULTS, Call, middleware
 
 
 class Recorder:
@@ -17,6 +19,12 @@ class Recorder:
         self.received = [await receive(), await receive()]
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"ok"})
+
+
+def nested(depth, inner=()):
+    for _ in range(depth):
+        inner = [inner]
+    return inner
 
 
 async def through(body, headers=()):
@@ -60,13 +68,66 @@ async def test_what_is_no_post_passes_untouched(method, scope_type):
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[1, 2]", b'"echo"', b"\xff echo", b'{"echo": ' + b"[" * 100_000, b'{"a": echo}']
+    "body", [b"", b"{", b"[1, 2]", b'"echo"', b"\xff echo", b'{"echo": ' + b"[" * 50, b'{"a": echo}']
 )
 async def test_a_malformed_body_is_the_apps_to_refuse(body):
     app, call = await through(body)
     assert app.received[0]["body"] == body
     assert app.context.request.options == DEFAULTS
     assert call.status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (b'{"speculative_prefill": true, "messages": ' + b'[{"keep": 1, "content": ' * 200, "messages"),
+        (json.dumps({"speculative_prefill": {"keep_rate": nested(200)}}).encode(), "speculative_prefill"),
+        (json.dumps({"tools": nested(200)}).encode("utf-16"), "tools"),
+        (b"[" * 100_000, "the body"),
+    ],
+)
+async def test_a_deep_body_is_refused_by_its_field(body, name):
+    app, call = await through(body)
+    error = json.loads(call.body)["error"]
+    assert (call.status, error["param"]) == (400, name)
+    assert error["message"] == f"{name} has more than 100 levels of lists and objects; flatten it"
+    assert not hasattr(app, "received")
+
+
+async def test_a_body_as_deep_as_it_may_be_passes_with_its_options():
+    part = {"keep": "always", "text": "x"}
+    for _ in range(MAX_DEPTH // 2 - 2):
+        part = {"content": [part]}
+    app = Recorder()
+    call = Call(app, (json.dumps({"messages": [part], "speculative_prefill": nested(MAX_DEPTH - 1)}).encode(),))
+    call._scope["path"] = "/v1/chat/completions"
+    await call.run()
+    assert (call.status, json.loads(call.body)["error"]["param"]) == (400, "speculative_prefill")
+    call = Call(app, (json.dumps({"messages": [part]}).encode(),))
+    call._scope["path"] = "/v1/chat/completions"
+    await call.run()
+    assert (call.status, app.context.request.keep_fields.keeps) == (200, ["always"])
+
+
+async def test_a_deep_value_of_a_header_is_refused_by_its_name():
+    _, call = await through({}, [(b"x-skim-prefill", b"keep=" + b"[" * 9000 + b"]" * 9000)])
+    assert call.status == 400
+    assert json.loads(call.body)["error"]["param"] == "speculative_prefill.keep_rate"
+
+
+@pytest.mark.parametrize("error", [RecursionError, KeyError, MemoryError, asyncio.CancelledError])
+async def test_the_next_request_is_taken_in_whatever_is_raised(monkeypatch, error):
+    intake = IntakeLock(longest_s=3600.0)
+
+    def fail(body, path):
+        raise error
+
+    monkeypatch.setattr("router.http.middleware.read_fields", fail)
+    call = Call(Recorder())
+    call._app = middleware(Recorder(), intake=intake)
+    with pytest.raises(error):
+        await call.run()
+    assert not intake._lock.locked()
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-32"])
