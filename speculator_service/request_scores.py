@@ -27,7 +27,7 @@ async def scores_of(
     """
     options = request.options
     if options.selector == "lexical":
-        return score_lexically(request)
+        return await asyncio.to_thread(score_lexically, request)
     adds_lexical = request.question is not None and options.bm25_weight > 0
     # A worker thread looks the words up while the engine reads.
     lexical = asyncio.create_task(asyncio.to_thread(score_lexically, request)) if adds_lexical else None

@@ -11,7 +11,7 @@ import torch
 
 from kv_transfer.drafts import UNDRAFTED
 from kv_transfer.limits.speculator import check_ids, check_request
-from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
+from kv_transfer.messages import Int32Array, KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.spans import droppable, mask_of, regions_of, unit_starts
 from kv_transfer.windows import WindowScores, WindowsRequest, decided
 from skim_common.errors import SkimError
@@ -136,7 +136,11 @@ class SpeculatorService:
         """context: by `draft_context`."""
         scores = await scores_of(self.engine, request, keep_session=context == "full", peers=self._peers)
         start = time.perf_counter()
-        kept, share = self._choose(request, scores)
+        if request.options.selector == "lexical":  # a router that falls back to it serves others at the same time
+            fresh = await asyncio.to_thread(_fresh_selection, request, scores)
+        else:
+            fresh = _fresh_selection(request, scores)
+        kept, share = self._choose(request, scores, *fresh)
         prompt = KeptPrompt(
             token_ids=request.token_ids[kept.positions],
             positions=kept.positions,
@@ -156,22 +160,22 @@ class SpeculatorService:
             unit_means(importance, unit_starts(importance.size, request.options, request.units)).astype(np.float32),
         )
 
-    def _choose(self, request: SelectRequest, scores: Scores) -> tuple[Extended, float]:
-        """What is kept, and its share of the importance. Reads and writes the records, without waiting."""
-        spans = request.protected_spans.tolist()
-        reuse = request.options.reuse == "on"
-        found = self._find(request, scores) if reuse else None
-        options = request.options.covering(int(droppable(request).sum()))
-        regions = regions_of(request.rate_spans, request.rates)
-        of_text = request.units, request.indents, request.links
-        chosen, share = select(scores.importance, options, spans, regions, *of_text)
-        fresh = chosen.numpy().astype(np.int32)
-        if not reuse:
+    def _choose(
+        self, request: SelectRequest, scores: Scores, fresh: Int32Array, share: float
+    ) -> tuple[Extended, float]:
+        """What is kept, and its share of the importance. Reads and writes the records, without waiting.
+
+        fresh, share: `_fresh_selection`.
+        """
+        if request.options.reuse != "on":
             return Extended(fresh, 0), share
+        found = self._find(request, scores)
+        options = request.options.covering(int(droppable(request).sum()))
         importance = scores.importance.to("cpu", torch.float32).numpy()
-        protected, rated = (mask_of(given, importance.size) for given in (spans, request.rate_spans))
-        asked = last_question(request)
-        prompt = Prompt(importance, fresh, protected, options, asked, rated, *of_text)
+        given = request.protected_spans, request.rate_spans
+        protected, rated = (mask_of(spans.tolist(), importance.size) for spans in given)
+        of_text = request.units, request.indents, request.links
+        prompt = Prompt(importance, fresh, protected, options, last_question(request), rated, *of_text)
         remember = partial(
             self.records.add,
             request.token_ids,
@@ -218,6 +222,15 @@ class SpeculatorService:
     def stats(self) -> dict[str, int]:
         """Counts of the reuse of records, by the names of the speculator's metrics."""
         return {**vars(self._counts), "records": len(self.records)}
+
+
+def _fresh_selection(request: SelectRequest, scores: Scores) -> tuple[Int32Array, float]:
+    """What `select` keeps of a prompt without a record, int32 [F], and its share of the importance."""
+    options = request.options.covering(int(droppable(request).sum()))
+    regions = regions_of(request.rate_spans, request.rates)
+    of_text = request.units, request.indents, request.links
+    chosen, share = select(scores.importance, options, request.protected_spans.tolist(), regions, *of_text)
+    return chosen.numpy().astype(np.int32), share
 
 
 def _answers(record: Record, request: SelectRequest) -> bool:

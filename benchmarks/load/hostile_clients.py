@@ -60,12 +60,21 @@ async def _endless_chunks() -> AsyncIterator[bytes]:
         await asyncio.sleep(0.05)
 
 
+async def _deep_bodies() -> AsyncIterator[bytes]:
+    content = b'[{"type":"text","text":"x","content":' * 300 + b'"x"' + b"}]" * 300
+    body = b'{"model":"x","speculative_prefill":true,"messages":[{"role":"user","keep":1,"content":%s}]}' % content
+    while True:
+        yield _POST + b"content-length: %d\r\n\r\n" % len(body) + body
+        await asyncio.sleep(0.05)
+
+
 KINDS = {
     "idle connections": Kind(1000, _nothing),
     "slow headers": Kind(50, _slow_headers),
     "slow bodies": Kind(50, _slow_body),
     "bodies of 64 MiB": Kind(4, _large_body),
     "chunks without end": Kind(20, _endless_chunks),
+    "bodies of 300 levels": Kind(100, _deep_bodies),
 }
 
 

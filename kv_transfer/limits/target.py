@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
+from kv_transfer.limits.grammar import check_grammar
 from kv_transfer.messages import GenerateRequest
 from kv_transfer.sampling import DELTA
 from skim_common.errors import InvalidRequestError
@@ -19,6 +20,9 @@ RESERVED_PREFIX = "skim"
 
 MAX_LOGPROBS = 2**19
 """Log probabilities in one reply: about 28 MB between target and router, and 40 MB of JSON."""
+
+MAX_BAD_WORDS = 1024
+"""Texts of `bad_words`. At each token the engine compares each with the answer, and other requests wait."""
 
 MAX_READ_TOKENS = 2**23
 """Prompt tokens times n: each answer has a copy of the prompt in the engine, and the reply may repeat it for each."""
@@ -40,7 +44,7 @@ def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_toke
     """
     _check_token_ids(request, info)
     _check_extra_args(request)
-    _check_schema(request.sampling.get("structured_outputs"))
+    check_sampling(request.sampling)
     check_reply_size(first_logprobs(int(request.prompt.token_ids.size), request.sampling, info.vocab_size))
     if not request.prompt.is_dense and request.sampling.get("prompt_logprobs") is not None:
         raise InvalidRequestError("prompt_logprobs needs the whole prompt: send the request dense")
@@ -106,6 +110,14 @@ def _candidates(asked: Any, vocab_size: int) -> int:
         return 0
     count = len(asked) if isinstance(asked, Sequence) else asked
     return (vocab_size if count == -1 else count) + 1 if type(count) is int else 0
+
+
+def check_sampling(sampling: Mapping[str, Any]) -> None:
+    """Raise InvalidRequestError for parameters that would hold up or end an engine. sampling: as in GenerateRequest."""
+    if (count := len(sampling.get("bad_words") or ())) > MAX_BAD_WORDS:
+        raise InvalidRequestError(f"bad_words has {count} texts, but the limit is {MAX_BAD_WORDS}; leave some out")
+    check_grammar(sampling)
+    _check_schema(sampling.get("structured_outputs"))
 
 
 def check_reply_size(logprobs: int) -> None:

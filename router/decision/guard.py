@@ -80,7 +80,7 @@ QUESTIONS = (
         "listing",
         "more",
         (
-            r"(^|[.:!?\n])\s*(please )?(list|enumerate)\b",
+            r"(^|[.:!?\n])[^\S\n]*(please )?(list|enumerate)\b",  # of white space, each part is read once
             r"\b(list|name|give|find|extract|identify|mention|show|state|report|what are|which are)\b"
             r"[^.?!\n]{0,20}\b(all|every|each)\b",
         ),

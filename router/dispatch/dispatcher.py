@@ -1,5 +1,6 @@
 """The way of one prompt through the router and the pools: decide, admit, select, generate, record."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -8,7 +9,7 @@ import numpy as np
 
 from actors.observability.meter import Meter
 from kv_transfer.limits.target import check_length as check_target_length
-from kv_transfer.limits.target import first_logprobs
+from kv_transfer.limits.target import check_sampling, first_logprobs
 from kv_transfer.messages import ADAPTER, GenerateOutput, GenerateRequest, KeptPrompt
 from kv_transfer.options import AUTO
 from kv_transfer.spans import droppable_of
@@ -17,7 +18,7 @@ from router.admission.controller import Admission
 from router.admission.load_shedding import AUDIT
 from router.admission.ticket import Ticket
 from router.decision.forecast import Forecaster
-from router.decision.guard import Guard
+from router.decision.guard import Advice, Guard
 from router.decision.rules import Decision, RequestTraits, decide
 from router.decision.window_reads import WindowReads
 from router.dispatch.admit import admit, shed_load
@@ -46,6 +47,9 @@ from router.pools.prefix_affinity import PrefixKeys
 from router.prompt.protected_spans import prompt_spans, question_text
 from router.prompt.units import units_of
 from skim_common.errors import DeadlineError, EngineUnavailableError, InvalidRequestError
+
+INLINE_CHARS = 16384
+"""The units of a longer text are found in a thread: those of 131,072 tokens take .2 s."""
 
 
 class Dispatcher:
@@ -97,8 +101,10 @@ class Dispatcher:
         self.selections.check(call.request.options)
         state, ticket = call.begin(request_id, prompt), None
         try:
-            self._prepare(state)
-            decision = self._decide(state)
+            self._refuse(state)
+            ruled = self._rule(state)
+            self._prepare(state, ruled)
+            decision = self._decide(state, ruled)
             call.release_intake()
             async with admit(self.admission, self.forecaster, state, decision) as ticket:
                 if ticket.load >= AUDIT:
@@ -120,16 +126,42 @@ class Dispatcher:
                 state.give_back()
             raise
 
-    def _prepare(self, state: PromptState) -> None:
-        """Find what the decision rests on: the protected spans, the guard's advice and the forecast."""
-        call, prompt, request = state.call, state.prompt, state.call.request
+    def _refuse(self, state: PromptState) -> None:
+        """Raise InvalidRequestError for what no engine can run, before anything is computed for it."""
+        call, prompt, size = state.call, state.prompt, state.prompt_tokens
         call.request_id = call.request_id or state.request_id
         note_tokenized(call.span, state)
-        ids = np.asarray(prompt.token_ids, np.int32)
-        spans = prompt_spans(ids.size, request.options, prompt.chat, prompt.text, prompt.offsets)
-        question = question_text(spans.question, prompt.chat, prompt.text, prompt.offsets)
+        check_sampling(prompt.sampling)
+        call.add_logprobs(first_logprobs(size, prompt.sampling, self.pools.target.vocab_size))
+        # The whole prompt must fit, because it runs dense if the selection fails.
+        check_target_length(size, size, prompt.max_tokens, self.pools.target)
+
+    def _rule(self, state: PromptState) -> Decision:
+        """Find the protected spans, and decide by the rules."""
+        prompt, request = state.prompt, state.call.request
+        spans = prompt_spans(state.prompt_tokens, request.options, prompt.chat, prompt.text, prompt.offsets)
         state.spans, state.lost_contents = spans, spans.lost
-        state.advice = self._guard.advise(request.options, question, explicit=request.keep_fields is not None)
+        traits = RequestTraits(
+            prompt_tokens=state.prompt_tokens,
+            prompt_logprobs=prompt.prompt_logprobs,
+            echo=request.echo,
+            beam_search=request.beam_search,
+            compressible_tokens=state.prompt_tokens - spans.protected_tokens,
+            rated=spans.rates.size > 0,
+            unmapped=spans.unmapped,
+            untrusted=self.pools.untrusted,
+        )
+        return decide(traits, request.options)
+
+    def _prepare(self, state: PromptState, ruled: Decision) -> None:
+        """Find what the choice by time rests on: the guard's advice, unless the prompt runs dense anyway, and the
+        forecast."""
+        prompt, request, spans = state.prompt, state.call.request, state.spans
+        ids = np.asarray(prompt.token_ids, np.int32)
+        state.advice = Advice(request.options, acts=False)
+        if ruled.speculative:
+            question = question_text(spans.question, prompt.chat, prompt.text, prompt.offsets)
+            state.advice = self._guard.advise(request.options, question, explicit=request.keep_fields is not None)
         state.options, hinted = state.advice.options, request.later_requests
         for pool, model in (("speculator", self.pools.speculator), ("target", self.pools.target)):
             if model is not None:
@@ -150,25 +182,9 @@ class Dispatcher:
             state.affinity = self._keys.key(ids, spans.opening, prompt.cache_salt, hashes=state.forecast.hashes)
         state.started = time.perf_counter()
 
-    def _decide(self, state: PromptState) -> Decision:
-        """Whether the prompt runs dense or speculative."""
-        prompt, request, options = state.prompt, state.call.request, state.options
-        traits = RequestTraits(
-            prompt_tokens=state.prompt_tokens,
-            prompt_logprobs=prompt.prompt_logprobs,
-            echo=request.echo,
-            beam_search=request.beam_search,
-            compressible_tokens=state.prompt_tokens - state.spans.protected_tokens,
-            rated=state.spans.rates.size > 0,
-            unmapped=state.spans.unmapped,
-            untrusted=self.pools.untrusted,
-        )
-        vocabulary = self.pools.target.vocab_size
-        state.call.add_logprobs(first_logprobs(traits.prompt_tokens, prompt.sampling, vocabulary))
-        # The whole prompt must fit, because it runs dense if the selection fails.
-        check_target_length(traits.prompt_tokens, traits.prompt_tokens, prompt.max_tokens, self.pools.target)
-        decision = decide(traits, options)
-        if decision.speculative and options.enabled == AUTO:
+    def _decide(self, state: PromptState, decision: Decision) -> Decision:
+        """Whether the prompt runs dense or speculative. decision: by the rules."""
+        if decision.speculative and state.options.enabled == AUTO:
             decision, state.estimate = state.forecast.choice, state.forecast.estimate
         if decision.speculative:
             decision = self._guard.before(state.advice, decision)
@@ -180,9 +196,10 @@ class Dispatcher:
         """The kept prompt for the target, or the whole prompt for a dense run."""
         prompt, spans = state.prompt, state.spans
         if decision.speculative:
-            state.units, state.indents, state.links = units_of(
-                prompt.text, prompt.offsets, spans, state.options, state.prompt_tokens
-            )
+            args = prompt.text, prompt.offsets, spans, state.options, state.prompt_tokens
+            is_long = len(prompt.text or "") > INLINE_CHARS
+            found = await asyncio.to_thread(units_of, *args) if is_long else units_of(*args)
+            state.units, state.indents, state.links = found
         if decision.speculative and (selection := await self._selection.select(self.pools, state, ticket)):
             made, used = DecisionMade(state.reason, state.guard), state.options.selection
             timings = dict(state.timings)

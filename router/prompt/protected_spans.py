@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.messages import Float32Array, Int32Array
-from kv_transfer.spans import check_spans, regions_of, spans_of
+from kv_transfer.spans import check_spans, mask_of, regions_of, spans_of
 from router.options.errors import InvalidOptionError
 from router.options.policies import Keep, PolicyOptions
 from router.options.request import PrefillOptions
@@ -84,17 +84,15 @@ def prompt_spans(
     token's character range in `text`.
     Raises InvalidRequestError for a span or a range of the options that is not inside the prompt.
     """
-    keep = np.zeros(size, bool)
-    keep[0] = True  # the first token is an attention sink (StreamingLLM, arXiv 2309.17453)
     check_spans(options.protected_spans, size)
-    for start, end in options.protected_spans:
-        keep[start:end] = True
+    keep = mask_of(options.protected_spans, size)
+    keep[0] = True  # the first token is an attention sink (StreamingLLM, arXiv 2309.17453)
     ranges = None if text is None or offsets is None or len(offsets) != size else char_ranges(offsets)
     if chat is None:
         asked = _asked_ranges(options, text, ranges)
-        for span, wish in asked:
-            if wish == "always" and ranges is not None and (touched := tokens_touched(span, ranges)):
-                keep[slice(*touched)] = True
+        if ranges is not None:
+            always = [span for span, wish in asked if wish == "always"]
+            keep |= mask_of([*filter(None, tokens_touched_by_each(always, ranges))], size)
         regions = [] if ranges is None else _regions(asked, tokens_inside([span for span, _ in asked], ranges))
         return PromptSpans(spans_of(keep), None, 0, *_as_arrays(regions))
     if options.keep_ranges:
@@ -256,11 +254,11 @@ def question_text(
     question: tuple[int, int] | None, chat: ChatContents | None, text: str | None, offsets: Offsets | None
 ) -> str:
     """The question of the last user turn, if its token span is known, else the end of the last user message. Of a raw
-    prompt, its last line. "" without a text. question: as in PromptSpans. chat, text, offsets: as in
-    `prompt_spans`.
+    prompt, its last line. Of a long one, the end; "" without a text. question: as in PromptSpans. chat, text, offsets:
+    as in `prompt_spans`.
     """
     if question is not None and text is not None and offsets is not None:
-        return text[offsets[question[0]][0] : offsets[question[1] - 1][1]]
+        return text[offsets[question[0]][0] : offsets[question[1] - 1][1]][-LONG_TURN_CHARS:]
     if chat is None:
         return _last_line(text or "")
     asked = [content.text for content in chat.contents or () if content.role == "user"]

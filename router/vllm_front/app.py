@@ -114,6 +114,7 @@ async def build_openai_app(
     for kind in (AttributeError, LookupError, RecursionError, Exception):
         app.exception_handler(kind)(_answer_unexpected)
     body_errors.bound_body_errors(app)
+    body_errors.bound_messages()
     app.state.server = types.SimpleNamespace()
     app.user_middleware = [one for one in app.user_middleware if one.cls is not AuthenticationMiddleware]
     if keys.wanted:

@@ -5,6 +5,7 @@ tells them all with the values: for 100,000 token ids and one -1 that are 38 MB.
 its first wrong element.
 """
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,6 +32,8 @@ MOST_ERRORS = 8
 """Errors in one sentence. A union has one or more for each of its branches."""
 MOST_CHARS = 400
 """Of one error's text. Some quote what the client sent."""
+MOST_MESSAGE_CHARS = 1000
+"""Of a sentence of vLLM's, which may quote a whole field, such as the model's name."""
 
 _MANY = frozenset({"list", "tuple", "set", "frozenset", "dict"})
 _VALUES = frozenset({"default", "metadata", "serialization"})
@@ -46,6 +49,21 @@ def bound_body_errors(app: FastAPI) -> None:
             adapter.validator = SchemaValidator(fail_fast(adapter.core_schema), _use_prebuilt=False)
     for kind in (RequestValidationError, ValidationError):  # the latter where vLLM reads a part only when it uses it
         app.exception_handler(kind)(answer_invalid)
+
+
+def bound_messages() -> None:
+    """Cut vLLM's sentences before its `sanitize_message` reads them: its regular expressions take quadratic time, so a
+    model's name of 64 KiB, `/a/a/a...`, would hold the event loop for half a minute.
+
+    vLLM's modules import the function by name, so it is replaced in each of them.
+    """
+
+    def sanitized(message: str) -> str:
+        return sanitize_message(_cut(message, MOST_MESSAGE_CHARS))
+
+    for module in list(sys.modules.values()):
+        if module.__name__.startswith("vllm.") and vars(module).get("sanitize_message") is sanitize_message:
+            module.sanitize_message = sanitized  # type: ignore[attr-defined]
 
 
 def fail_fast(schema: Any) -> Any:
@@ -107,5 +125,5 @@ def _place_of(error: dict[str, Any]) -> str:
     return clean_loc_for_param(tuple(clipped(str(part)) for part in error["loc"]))
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST_CHARS else text[: MOST_CHARS - 3] + "..."
+def _cut(text: str, most: int = MOST_CHARS) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -70,17 +70,20 @@ def passages(tokens: int, chunk_size: int) -> tuple[npt.NDArray[np.int64], npt.N
 def bm25(
     token_ids: Int32Array, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], terms: Int32Array
 ) -> npt.NDArray[np.float64]:
-    """The score of each passage [N] of token_ids [M] for distinct `terms`."""
+    """The score of each passage [N] of token_ids [M] for distinct `terms`, ascending. starts and ends ascend. The time
+    does not grow with the number of terms."""
     lengths = (ends - starts).astype(np.float64)
     saturation = K1 * (1 - B + B * lengths / lengths.mean())
-    scores = np.zeros(starts.size)
-    for term in terms:
-        before = np.concatenate([[0], np.cumsum(token_ids == term)])
-        frequency = (before[ends] - before[starts]).astype(np.float64)
-        holding = np.count_nonzero(frequency)
-        rarity = np.log1p((starts.size - holding + 0.5) / (holding + 0.5))
-        scores += rarity * frequency / (frequency + saturation)
-    return scores
+    places = np.flatnonzero(np.isin(token_ids, terms))
+    first, last = np.searchsorted(ends, places, "right"), np.searchsorted(starts, places, "right")
+    holders = last - first  # passages that hold each place: one behind the other, because starts and ends ascend
+    number = np.arange(holders.sum()) - np.repeat(np.cumsum(holders) - holders, holders)
+    passage, term = np.repeat(first, holders) + number, np.repeat(np.searchsorted(terms, token_ids[places]), holders)
+    held, counts = np.unique(term * starts.size + passage, return_counts=True)  # in the order of the terms
+    holding = np.bincount(held // starts.size, minlength=terms.size)
+    rarity = np.log1p((starts.size - holding + 0.5) / (holding + 0.5))[held // starts.size]
+    passage, frequency = held % starts.size, counts.astype(np.float64)
+    return np.bincount(passage, rarity * frequency / (frequency + saturation[passage]), starts.size)
 
 
 def _mean_of_passages(

@@ -141,31 +141,22 @@ def nested_ranks(
     JSON record, all units rank at least half as high as the best of them. means: [U]. indents: as in SelectRequest.
     ends: the token after each unit [U]. droppable: units with a token that may be dropped, bool [U].
     """
-    nesting = _nesting(indents, droppable)
+    enclosing = _enclosing(indents, droppable)
     best, group_ends = means.copy(), ends.copy()
-    for inner, outer in nesting:
-        np.maximum.at(best, outer, means[inner])
-        np.maximum.at(group_ends, outer, ends[inner])
+    for inner in np.flatnonzero(enclosing >= 0)[::-1].tolist():  # the innermost first
+        outer = enclosing[inner]
+        best[outer], group_ends[outer] = max(best[outer], best[inner]), max(group_ends[outer], group_ends[inner])
     is_small = group_ends - np.r_[0, ends[:-1]] <= GROUP_TOKENS
     passed_on, ranks = np.where(is_small, np.maximum(means, best / 2), means), best.copy()
-    for inner, outer in nesting:
-        near = ends[inner] - ends[outer] <= NESTED_TOKENS
-        ranks[inner[near]] = np.maximum(ranks[inner[near]], passed_on[outer[near]])
-    return ranks
-
-
-def _nesting(
-    indents: npt.NDArray[np.integer], droppable: npt.NDArray[np.bool_]
-) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """The nested units and the lines that they are nested under, [P] each: first the nearest lines, then the next."""
-    enclosing = _enclosing(indents, droppable)
     inner = np.flatnonzero(enclosing >= 0)
-    outer, found = enclosing[inner], []
-    while inner.size:
-        found.append((inner, outer))
-        further = enclosing[outer] >= 0
-        inner, outer = inner[further], enclosing[outer[further]]
-    return found
+    outer = enclosing[inner]
+    near = ends[inner] - ends[outer] <= NESTED_TOKENS
+    inner, outer = inner[near], outer[near]
+    while inner.size:  # outwards: what is nested deeply is passed to the lines that are near, of which there are few
+        ranks[inner] = np.maximum(ranks[inner], passed_on[outer])
+        near = (enclosing[outer] >= 0) & (ends[inner] - ends[enclosing[outer]] <= NESTED_TOKENS)
+        inner, outer = inner[near], enclosing[outer[near]]
+    return ranks
 
 
 def _enclosing(indents: npt.NDArray[np.integer], droppable: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Requests to every route of the router's app over mock engines: by its schema, and nearly right ones."""
+"""Requests to every route of the router's app over mock engines: by its schema, nearly right ones, and large ones."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.unit.router.bodies import SCHEMAS, bodies
+from tests.unit.router.bodies import SCHEMAS, bodies, large_bodies
 
 HANG_S = 60.0
 SETTINGS: dict[str, Any] = {
@@ -51,7 +51,8 @@ class Faults:
 
 
 def run(served: SimpleNamespace, loop: asyncio.AbstractEventLoop, faults: Faults, count: int, number: int) -> None:
-    """Send about `count` requests: half by the app's OpenAPI schema, half nearly right bodies. number: the seed."""
+    """Send about `count` requests: half by the app's OpenAPI schema, a quarter nearly right, a quarter large ones.
+    number: the seed."""
     schema = schemathesis.openapi.from_dict(served.app.openapi())
     operations = [found.ok() for found in schema.get_all_operations()]
     for operation in operations:
@@ -73,7 +74,8 @@ def run(served: SimpleNamespace, loop: asyncio.AbstractEventLoop, faults: Faults
             headers = {"content-type": "application/json"}
             loop.run_until_complete(faults.send(served.client, "POST", path, content=body, headers=headers))
 
-        _draw(bodies(path), nearly_right, max(1, count // 2 // len(SCHEMAS)), number)
+        for strategy in (bodies(path), large_bodies(path)):
+            _draw(strategy, nearly_right, max(1, count // 4 // len(SCHEMAS)), number)
 
 
 def _draw(strategy: st.SearchStrategy[Any], send: Callable[[Any], None], count: int, number: int) -> None:

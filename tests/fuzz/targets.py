@@ -10,7 +10,7 @@ from kv_transfer.options import SelectionOptions
 from kv_transfer.windows import WindowScores, WindowsRequest
 from kv_transfer.wire import codec
 from kv_transfer.wire.codec import decode, encode
-from router.http.body_fields import read_fields
+from router.http.body_fields import check_depth, read_fields
 from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions, read_decode
 from router.prompt.keep_fields import extract_keep_fields
 from skim_common.errors import InvalidRequestError, SkimError
@@ -72,6 +72,7 @@ def body(data: bytes) -> None:
     """What the middleware reads of a body, on each endpoint."""
     for path in PATHS:
         try:
+            check_depth(data)
             fields = read_fields(data, path)
             extract_keep_fields(fields, path)
         except InvalidRequestError:

@@ -1,4 +1,5 @@
-"""Request bodies for the fuzz test: fields of every endpoint with values of any kind, and nearly right nested ones."""
+"""Request bodies for the fuzz test: fields of every endpoint with values of any kind, nearly right nested ones, and
+large ones."""
 
 import json
 
@@ -177,6 +178,68 @@ RIGHT = {
     "speculative_decode": st.sampled_from([True, False, {"max_draft_tokens": 2}]),
 }
 """Values that a request may have."""
+
+
+OPENINGS = {
+    "[": "]",
+    '{"a":': "}",
+    '[{"type":"text","keep":"auto","content":': "}]",
+    '{"type":"object","properties":{"a":': "}}",
+}
+_ITEMS_OF_MANY = ['"x"', "1", "[]", '{"role":"user","content":"x"}', '{"type":"text","text":"x","keep":0.5}']
+_REPEATED = ["\n", " ", ": ", "1", '"', "\\", "[", "(", "/a", "a_1 ", "list all ", "\U000f0000", "<|im_end|>"]
+AROUND = ["%s", '[{"role":"user","content":%s}]', '[{"type":"function","function":{"name":"f","parameters":%s}}]']
+
+
+LEVELS = (90, 300, 900, 5000)
+"""json.loads takes about 990 levels, and fewer where the call stack is deep."""
+
+
+def deep(opening, levels, closed=True):
+    """A JSON text of about so many levels."""
+    many = levels // (opening.count("[") + opening.count("{"))
+    return opening * many + '"x"' + OPENINGS[opening] * (many if closed else 0)
+
+
+def with_field(path, name, raw, options="always"):
+    """A body with one field that is given as JSON text."""
+    body = {**minimal_body(path), "speculative_prefill": options}
+    return f"{json.dumps(body)[:-1]}, {json.dumps(name)}: {raw}}}".encode()
+
+
+def deep_bodies(path):
+    """Bodies whose prompt is deep in every way, beside those of `large_bodies`."""
+    for name in read_fields(path):
+        for opening in OPENINGS:
+            for around in AROUND[:2]:
+                yield with_field(path, name, around % deep(opening, 900))
+
+
+def read_fields(path):
+    return [name for name in ("messages", "input", "system", "prompt") if name in SCHEMAS[path].model_fields]
+
+
+@st.composite
+def _wide(draw):
+    item, many = draw(st.sampled_from(_ITEMS_OF_MANY)), draw(st.sampled_from([50, 500, 3000]))
+    names = (f'"k{number}": {item}' for number in range(many))
+    same = ",".join(['"k": 1'] * many)
+    return draw(st.sampled_from([f"{{{','.join(names)}}}", f"[{','.join([item] * many)}]", f"{{{same}}}"]))
+
+
+_LONG = st.builds(lambda piece, many: json.dumps(piece * many), st.sampled_from(_REPEATED), st.sampled_from([50, 3000]))
+_DEEP = st.builds(deep, st.sampled_from(list(OPENINGS)), st.sampled_from(LEVELS), st.booleans())
+_RAW = _DEEP | _wide() | _LONG | (_DEEP | _wide()).map(json.dumps)
+"""JSON texts: deep, wide, or the same again and again; also inside a text."""
+
+
+@st.composite
+def large_bodies(draw, path):
+    """As `bodies`, with one field that is deep, wide or repeated."""
+    names = [*SCHEMAS[path].model_fields, *OPTIONS, "not_a_field"]
+    name = draw(st.sampled_from(read_fields(path)) | st.sampled_from(names))
+    options = draw(st.sampled_from([True, "always", {"keep_short": 0}]))
+    return with_field(path, name, draw(st.sampled_from(AROUND)) % draw(_RAW), options)
 
 
 @st.composite

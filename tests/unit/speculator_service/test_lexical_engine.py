@@ -1,5 +1,6 @@
 """The lexical selector in the service, with and without a speculator's engine."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.options import DecodeOptions
 from skim_common.errors import InvalidRequestError, SkimError
+from speculator_service import request_scores
+from speculator_service import service as service_module
 from speculator_service.factory import create_engine
 from speculator_service.lexical_engine import LexicalSpeculator
 from speculator_service.service import SpeculatorService
@@ -38,6 +41,22 @@ async def test_the_chunk_that_shares_the_questions_terms_is_kept(demo_speculator
     )
     assert engine.started == 1
     assert 330 not in other.kept.positions  # the mock's scores do not find the fact
+
+
+@pytest.mark.parametrize("selector", ["lexical", "speculator"])
+async def test_other_threads_select_lexically(demo_speculator, make_request, monkeypatch, selector):
+    """The event loop serves other requests meanwhile. What follows a speculator's read is short, and stays."""
+    inside = dict[str, bool]()
+    for module, name in ((request_scores, "score_lexically"), (service_module, "select")):
+        made = getattr(module, name)
+
+        def noted(*args, name=name, made=made):
+            inside[name] = threading.current_thread() is threading.main_thread()
+            return made(*args)
+
+        monkeypatch.setattr(module, name, noted)
+    await SpeculatorService(MockSpeculator(demo_speculator)).select(make_request(needle(), selector=selector))
+    assert inside == ({"score_lexically": False, "select": False} if selector == "lexical" else {"select": True})
 
 
 async def test_without_a_question_the_last_tokens_are_the_question(demo_speculator, make_request):

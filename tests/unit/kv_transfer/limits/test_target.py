@@ -146,7 +146,7 @@ def test_a_schema_that_counts_to_millions_is_refused(name, written, depth) -> No
 
 
 @pytest.mark.parametrize(
-    "constraint", [None, {"json": "{"}, {"json": "[" * 100_000}, {"regex": "a"}, {"json": {"minItems": "x"}}]
+    "constraint", [None, {"json": "{"}, {"json": "[" * 100}, {"regex": "a"}, {"json": {"minItems": "x"}}]
 )
 def test_what_is_no_schema_is_left_to_vllm(constraint) -> None:
     check_request(request(2, 2, {"structured_outputs": constraint}), INFO)

@@ -13,6 +13,8 @@ from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CallState
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
+from router.prompt.protected_spans import question_text
+from skim_common.errors import InvalidRequestError
 from speculator_service.scoring.units import NO_UNITS
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools, until
@@ -33,6 +35,7 @@ NEEDLE = "What is the price of the golden kettle?"
         ("What is the total number of orders in this table?", "counting"),
         ("Please count the rows of the result.", "counting"),
         ("Question: List the cities with an office. Answer with the names only.", "listing"),
+        ("A text. \n \n  please list the cities", "listing"),
         ("What are all the values of the price of the kettle?", "listing"),
         ("Find every function that raises ValueError", "listing"),
         ("Quote what Captain Brandt wrote.", "quoting"),
@@ -54,6 +57,7 @@ def test_a_question_is_recognised_by_its_words(question, kind):
         "In the function shuffle, what is the default of the parameter random?",
         "Which account number belongs to this listing?",
         "Why does the test fail?",
+        "The \n shopping list",
         "",
     ],
 )
@@ -114,6 +118,40 @@ async def test_without_the_guard_it_is_compressed():
     assert (outcome.mode, outcome.reason) == ("speculative", "unmeasured")
     assert not pools.generates[0].prompt.is_dense
     assert counts == []
+
+
+class Reading:
+    """A question text that counts its readers."""
+
+    def __init__(self, monkeypatch):
+        self.count = 0
+        monkeypatch.setattr("router.dispatch.dispatcher.question_text", self.read)
+
+    def read(self, *args):
+        self.count += 1
+        return question_text(*args)
+
+
+@pytest.mark.parametrize(
+    ("options", "readers"), [(None, 1), (False, 0), ({"min_prompt_tokens": 100_000}, 0), ({"protect_last": 4096}, 1)]
+)
+async def test_a_prompt_that_runs_dense_anyway_gets_no_advice(monkeypatch, options, readers):
+    reading = Reading(monkeypatch)
+    outcome, _, _ = await run(COUNTING, options=options)
+    assert (outcome.mode, reading.count) == ("dense", readers)
+
+
+@pytest.mark.parametrize("sampling", [{"bad_words": ["x"] * 2000}, {"structured_outputs": {"regex": "(" * 2000}}])
+async def test_a_prompt_that_is_refused_costs_neither_spans_nor_advice(monkeypatch, sampling):
+    reading, pools = Reading(monkeypatch), ScoredPools()
+    monkeypatch.setattr("router.dispatch.dispatcher.prompt_spans", lambda *args: pytest.fail("spans of a bad prompt"))
+    dispatcher = Dispatcher(pools, DEFAULTS, SpeculationOptions(), RouterConfig(), LocalMeter())
+    call = CallState(Request(PREFILL.resolve(DEFAULTS, None, None), DecodeOptions()))
+    prompt = asking(COUNTING)
+    for changed in (replace(prompt, sampling=sampling), replace(prompt, max_tokens=10**6)):
+        with pytest.raises(InvalidRequestError):
+            await anext(dispatcher.run("r", changed, call))
+    assert (reading.count, pools.generates) == (0, [])
 
 
 async def test_a_listing_question_keeps_more():

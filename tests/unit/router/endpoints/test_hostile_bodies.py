@@ -13,6 +13,7 @@ from router.http.body_fields import read_fields
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat
 from router.prompt.control_tokens import ControlTokens
+from router.prompt.keep_fields import messages_with_keeps
 from router.prompt.markers import Markers
 from router.prompt.protected_spans import prompt_spans
 from skim_common.errors import InvalidRequestError
@@ -147,3 +148,29 @@ def test_a_long_name_is_not_copied_for_each_value_under_it():
     finally:
         tracemalloc.stop()
     assert peak < 10 * len(body) + 2_000_000
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_long_name_is_not_quoted_as_a_whole(client):
+    """The endpoint answers at once: `test_hostile_texts` shows that it could take half a minute."""
+    body = {"model": "/a" * 50_000, "messages": [{"role": "user", "content": "x"}]}
+    response = await client.post("/v1/chat/completions", json=body)
+    assert (response.status_code, len(response.text) < 1500) == (404, True)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_what_recurses_too_far_in_vllm_is_a_400(client, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr("vllm.entrypoints.openai.chat_completion.api_router.chat", fail)
+    body = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
+    response = await client.post("/v1/chat/completions", json=body)
+    assert (response.status_code, "too many levels" in response.text) == (400, True)
+
+
+def test_messages_that_contain_themselves_are_refused():
+    message = {"role": "user"}
+    message["content"] = [message]
+    with pytest.raises(InvalidRequestError, match="messages has too many levels"):
+        messages_with_keeps([message])
