@@ -200,4 +200,4 @@ async def test_the_read_for_drafts_is_asked_for_with_the_prompt(monkeypatch, max
     call = CallState(Request(PrefillOptions(enabled="always", min_prompt_tokens=256), decode))
     async for _ in dispatcher.run("r", prompt(max_tokens=max_tokens), call):
         pass
-    assert set(asked) == {reads}
+    assert (True in asked) == reads
