@@ -43,8 +43,7 @@ class SpeculatorActor(PoolActor):
     ) -> None:
         """settings: fields of PoolSettings. reads_for: the target, whose tokens the messages are in; None: the
         speculator's own. channel: port, token and tls of the draft channel
-        (`kv_transfer.draft_channel.server.DraftServer`) and `max_branches` of the DraftService; with None the replica
-        drafts nothing.
+        (`kv_transfer.draft_channel.server.DraftServer`); with None the replica drafts nothing.
         """
         own = self._prepare(settings)
         self._draft_spans = DraftSpans(self._tracer)
@@ -59,8 +58,7 @@ class SpeculatorActor(PoolActor):
             await self._probe(own, lambda: find_failure(self._engine, text))
         self._drafts = None
         if channel is not None:
-            branches = channel.get("max_branches", 64)
-            self._drafts = DraftService(self._engine, max_branches=branches, on_end=self._drafted)
+            self._drafts = DraftService(self._engine, on_end=self._drafted)
         address = await self._serve_drafts(channel) if channel is not None else None
         self._service = SpeculatorService(self._engine, address, peers=ServePeers())
         self._started("speculator", own)

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, field_validator, model_validator
 
-DraftAhead = Literal["off", "chain", "branches"]
+DraftAhead = Literal["off", "chain"]
 
 MAX_LOOK_AHEAD = 64
 

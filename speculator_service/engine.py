@@ -1,10 +1,9 @@
 """The small interface that every speculator engine implements: vLLM, the lexical selector, and named classes."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -69,17 +68,11 @@ def _no_probs() -> Float32Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafted:
-    """A drafted continuation. tokens: int32 [k]. q_ids, q_probs: as in `kv_transfer.drafts.Draft`, empty for one-hot.
-
-    alternative_ids, alternative_probs: [k * b], row-major, if requested (`BranchingEngine`): the b most probable tokens
-    at each draft's position, the most probable first, with their probabilities at temperature 1.
-    """
+    """A drafted continuation. tokens: int32 [k]. q_ids, q_probs: as in `kv_transfer.drafts.Draft`; empty: one-hot."""
 
     tokens: Int32Array
     q_ids: Int32Array = field(default_factory=_no_ids)
     q_probs: Float32Array = field(default_factory=_no_probs)
-    alternative_ids: Int32Array = field(default_factory=_no_ids)
-    alternative_probs: Float32Array = field(default_factory=_no_probs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +92,6 @@ class SpeculatorEngine(Engine, Protocol):
     Cancelling the task that awaits `score` aborts the request in the engine.
     """
 
-    supports_branches: bool
     supports_drafts: bool = True
     session_limits: SessionLimits = SessionLimits()
     eos_token_ids: frozenset[int] = frozenset()
@@ -136,47 +128,3 @@ class SpeculatorEngine(Engine, Protocol):
     async def close_session(self, session: str) -> None:
         """Free the session's KV; does nothing if there is no such session."""
         ...
-
-
-class BranchingEngine(SpeculatorEngine, Protocol):
-    """What `draft_ahead: branches` needs: an engine that drafts for several answers of one session at once."""
-
-    supports_branches: bool = True
-
-    async def draft(
-        self,
-        session: str,
-        answer: Int32Array,
-        count: int,
-        *,
-        temperature: float = 0.0,
-        top_m: int = 0,
-        alternatives: int = 0,
-    ) -> Drafted:
-        """As `SpeculatorEngine.draft`. alternatives: b, the number of alternatives returned for each draft."""
-        [drafted] = await self.draft_many(
-            session, [answer], count, temperature=temperature, top_m=top_m, alternatives=alternatives
-        )
-        return drafted
-
-    @abstractmethod
-    async def draft_many(
-        self,
-        session: str,
-        answers: list[Int32Array],
-        count: int,
-        *,
-        temperature: float = 0.0,
-        top_m: int = 0,
-        alternatives: int = 0,
-    ) -> list[Drafted]:
-        """`draft` for several answers of one session at once; the answers differ only in their last tokens.
-
-        Each continuation is sampled independently. This counts as the session's one call.
-        """
-        ...
-
-
-def supports_branches(engine: SpeculatorEngine) -> TypeGuard[BranchingEngine]:
-    """Whether the engine drafts several continuations of one session at once."""
-    return engine.supports_branches

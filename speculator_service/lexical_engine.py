@@ -30,7 +30,6 @@ class LexicalSpeculator(SpeculatorEngine):
     info: of the model whose token ids it reads; it caches nothing.
     """
 
-    supports_branches = False
     supports_drafts = False
 
     def __init__(self, info: ModelInfo) -> None:

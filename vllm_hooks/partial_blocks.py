@@ -39,7 +39,7 @@ PARTIAL_BLOCKS = "skim_partial_blocks"
 """Key in the engine option `additional_config`: true or false. The default is true on CPU, where they are possible."""
 
 MAX_PER_PREFIX = 4
-"""Blocks that are not full and are remembered after the same whole blocks. Branches leave many; the latest are kept."""
+"""Blocks that are not full and are remembered after the same whole blocks. The latest are kept."""
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
 _MANAGER = "vllm.v1.core.kv_cache_manager"

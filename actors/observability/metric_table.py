@@ -132,7 +132,6 @@ _ALL = (
         "counter",
         "draft requests whose drafts made ahead were for another answer",
     ),
-    Metric("skim_speculator_branches_drafted_total", "counter", "branches drafted ahead"),
     Metric("skim_speculator_opened_total", "counter", "sessions opened by a selection"),
     Metric("skim_speculator_restored_total", "counter", "sessions restored from the state that a target sent"),
     Metric(

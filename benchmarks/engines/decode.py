@@ -43,7 +43,7 @@ MEANINGS = {
     "plain": "no drafts",
     "remote": "the speculator drafts when the target asks",
     "remote_chain": "while the target verifies, the speculator drafts the tokens after its last drafts",
-    "remote_branches": "as before, and also for the case that the target rejects one of the drafts",
+    "remote_branches": "as before, and also for the case that the target rejects one of the drafts; removed since",
     "remote_kept": "as *remote*, but the speculator reads only the kept prompt",
     "remote_adaptive": "as *remote, chain ahead*, K chosen by measured acceptance and costs, 0 if drafts do not pay",
     "draft_model": "the speculator runs inside the target's engine, over the kept prompt",

@@ -44,14 +44,13 @@ def modes(drafts: int) -> dict[str, Mode]:
     The remote drafts are over the whole prompt, but for those of `remote_kept`.
     """
     fixed = DecodeOptions(max_draft_tokens=drafts, adaptive=False, draft_ahead="off", draft_context="full")
-    ahead = {name: fixed.model_copy(update={"draft_ahead": name}) for name in ("chain", "branches")}
+    chain = fixed.model_copy(update={"draft_ahead": "chain"})
     return {
         "plain": Mode("plain", None),
         "remote": Mode("remote", fixed),
-        "remote_chain": Mode("remote", ahead["chain"]),
-        "remote_branches": Mode("remote", ahead["branches"]),
+        "remote_chain": Mode("remote", chain),
         "remote_kept": Mode("remote", fixed.model_copy(update={"draft_context": "kept"})),
-        "remote_adaptive": Mode("remote", ahead["chain"].model_copy(update={"adaptive": True})),
+        "remote_adaptive": Mode("remote", chain.model_copy(update={"adaptive": True})),
         "draft_model": Mode("draft_model", None),
     }
 

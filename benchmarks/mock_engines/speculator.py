@@ -12,13 +12,13 @@ from kv_transfer.messages import Int32Array, KeptPrompt
 from skim_common.errors import EngineUnavailableError, SessionLostError
 from skim_common.models.costs import LINEAR
 from skim_common.models.info import inspect_model
-from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores, SessionLimits, engine_salt
+from speculator_service.engine import Drafted, ScoreRequest, Scores, SessionLimits, SpeculatorEngine, engine_salt
 from speculator_service.scoring.score_queries import ScoreQueries
 
 _KNUTH = np.uint64(2654435761)  # multiplicative hashing, The Art of Computer Programming, 6.4
 
 
-class MockSpeculator(BranchingEngine):
+class MockSpeculator(SpeculatorEngine):
     """Scores a token by a hash of its id and chooses the next token by the same hash. Reads config and tokenizer only.
 
     started, aborted, running: calls of `score` that began, were cancelled, or run now. sessions: for each id, the
@@ -108,43 +108,27 @@ class MockSpeculator(BranchingEngine):
         await self.compute.prefill(prompt.token_ids, prompt.positions, engine_salt(cache_salt))
         self.sessions[session] = (prompt.context_length, int(prompt.token_ids[-1]))
 
-    async def draft_many(
-        self,
-        session: str,
-        answers: list[Int32Array],
-        count: int,
-        *,
-        temperature: float = 0.0,
-        top_m: int = 0,
-        alternatives: int = 0,
-    ) -> list[Drafted]:
-        """As `BranchingEngine.draft_many`; several answers take as long as one."""
+    async def draft(
+        self, session: str, answer: Int32Array, count: int, *, temperature: float = 0.0, top_m: int = 0
+    ) -> Drafted:
         await self.check_health()
         if session not in self.sessions:
             raise SessionLostError(f"session {session} is not on this mock speculator")
         await asyncio.sleep(self._ms_per_draft * count / 1e3)
-        return [self._continue(session, a, count, temperature, top_m, alternatives) for a in answers]
+        return self._continue(session, answer, count, temperature, top_m)
 
-    def _continue(
-        self, session: str, answer: Int32Array, count: int, temperature: float, top_m: int, alternatives: int
-    ) -> Drafted:
+    def _continue(self, session: str, answer: Int32Array, count: int, temperature: float, top_m: int) -> Drafted:
         context_length, last = self.sessions[session]
         count = max(0, min(count, self.info.max_model_len - context_length - int(answer.size)))
         tokens = [int(answer[-1]) if answer.size else last]
-        rows = np.empty((count, max(top_m, alternatives, 1)), np.int32)
+        rows = np.empty((count, max(top_m, 1)), np.int32)
         halves = np.float32(0.5) ** np.arange(1, rows.shape[1] + 1, dtype=np.float32)
         weights = halves[:top_m] ** np.float32(1 / temperature) if temperature else halves[:0]
         q = weights / weights.sum() if top_m else weights
         for row in rows:
             row[:] = (self.likeliest(tokens[-1]) + np.arange(row.size)) % self.info.vocab_size
             tokens.append(int(self._random.choice(row[:top_m], p=q / q.sum())) if top_m else int(row[0]))
-        return Drafted(
-            np.array(tokens[1:], np.int32),
-            rows[:, :top_m].ravel(),
-            np.tile(q, count),
-            rows[:, :alternatives].ravel(),
-            np.tile(halves[:alternatives], count),
-        )
+        return Drafted(np.array(tokens[1:], np.int32), rows[:, :top_m].ravel(), np.tile(q, count))
 
     async def close_session(self, session: str) -> None:
         self.sessions.pop(session, None)

@@ -74,7 +74,6 @@ class ChannelConfig(BaseModel):
         "running answers find a replica that was restarted",
     )
     deadline_ms: float = Field(250.0, gt=0, le=10_000, description="longest wait of a step for its drafts")
-    max_branches: int = Field(64, ge=1, description="guessed branches that a speculator replica drafts ahead at a time")
     token: str | None = Field(None, min_length=16, description="shared secret that every target worker must send")
     tls_cert: File | None = Field(None, description="server certificate, a PEM file on the pools' machines")
     tls_key: File | None = Field(None, description="private key of the certificate, a PEM file")

@@ -94,7 +94,7 @@ def _with_secrets(settings: Mapping[str, Any], environment: Mapping[str, str]) -
 
 def build_app(config: DeploymentConfig) -> Application:
     """The application of `config`, ready for `serve.run`."""
-    own = config.channel.model_dump(include={"port", "max_branches"})
+    own = {"port": config.channel.port}
     channel = {**_channel(config.channel), **own} if config.decode.method == "remote" else None
     sizes = sizes_of(config)
     pool = _pool("speculator", SpeculatorActor, config.speculator, sizes)

@@ -125,8 +125,7 @@ async def _check_speculator(model: str, recipe: Recipe, oracle: Oracle, speculat
         scores = await engine.score(ScoreRequest("score", prompt.token_ids, options, keep_session=keeps))
         drafted = []
         if keeps:
-            [answer] = await engine.draft_many("score", [np.empty(0, np.int32)], 4)
-            drafted = answer.tokens.tolist()
+            drafted = (await engine.draft("score", np.empty(0, np.int32), 4)).tokens.tolist()
     finally:
         engine.close()
     expected = oracle.last_row(prompt.token_ids.tolist())

@@ -15,16 +15,9 @@ from kv_transfer.messages import Int32Array
 from kv_transfer.options import DraftAhead
 from skim_common.errors import SessionLostError, SkimError
 from speculator_service.drafting.budget import AheadBudget
-from speculator_service.drafting.draft_ahead import (
-    ALTERNATIVES,
-    AheadDrafting,
-    Branch,
-    DraftParams,
-    predict_branches,
-    predict_chain,
-)
+from speculator_service.drafting.draft_ahead import AheadDrafting, DraftParams
 from speculator_service.drafting.drafter_session import DrafterSession
-from speculator_service.engine import Drafted, SpeculatorEngine, supports_branches
+from speculator_service.engine import Drafted, SpeculatorEngine
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +29,7 @@ class Counters:
     drafts: tokens sent. opened: sessions adopted after a selection. restored: sessions opened from a SessionState.
     refused: selections that got no session because the engine drafts for as many answers as it can. evicted: sessions
     closed because they were idle. lost: rows whose session is not here. ahead_hits, ahead_misses: rows after drafting
-    ahead whose answer matched a branch, or matched none. branches_drafted: branches continued ahead.
+    ahead whose answer was the predicted one, or another.
     """
 
     rounds: int = 0
@@ -44,7 +37,6 @@ class Counters:
     drafts: int = 0
     ahead_hits: int = 0
     ahead_misses: int = 0
-    branches_drafted: int = 0
     opened: int = 0
     restored: int = 0
     refused: int = 0
@@ -67,17 +59,12 @@ class DraftService:
         *,
         mode: DraftAhead = "chain",
         idle_s: float = 300.0,
-        max_branches: int = 64,
         clock: Callable[[], float] = time.monotonic,
         on_end: Callable[[DrafterSession], None] = lambda session: None,
     ) -> None:
-        """mode: the default mode of drafting ahead (`branches` acts as `chain` if the engine cannot branch).
-
-        max_branches: limit for the branches drafted ahead at once, over all sessions. clock: seconds. on_end: called
-        with each session that is closed.
-        """
+        """mode: the default mode of drafting ahead. clock: seconds. on_end: called with each session that is closed."""
         self.counters = Counters()
-        self.budget = AheadBudget(max_branches)
+        self.budget = AheadBudget()
         self._engine = engine
         self._mode: DraftAhead = mode
         self._idle_s = idle_s
@@ -85,7 +72,6 @@ class DraftService:
         self._sessions: OrderedDict[str, DrafterSession] = OrderedDict()  # the least recently used first
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._rows_in_flight = 0
 
     def metrics(self) -> dict[str, int]:
         """The counters, and `sessions`: the current number of sessions."""
@@ -131,11 +117,7 @@ class DraftService:
         if not request.rows:
             return DraftReply(request.sequence)
         drafted_ahead = self._drafted_ahead(request.rows)
-        self._rows_in_flight += len(request.rows)
-        try:
-            answers = await asyncio.gather(*(self._row(row) for row in request.rows))
-        finally:
-            self._rows_in_flight -= len(request.rows)
+        answers = await asyncio.gather(*(self._row(row) for row in request.rows))
         drafts = [a for a in answers if isinstance(a, Draft)]
         lost = [a for a in answers if isinstance(a, str)]
         self.counters.rounds += 1
@@ -268,16 +250,14 @@ class DraftService:
                     return drafted, True
             if not params.count:
                 return Drafted(np.empty(0, np.int32)), False
-            options: dict[str, Any] = {"temperature": params.temperature, "top_m": params.top_m}
-            if session.mode == "branches" and supports_branches(self._engine):
-                options["alternatives"] = ALTERNATIVES
-            return await self._engine.draft(session.id, answer, params.count, **options), False
+            drafted = await self._engine.draft(
+                session.id, answer, params.count, temperature=params.temperature, top_m=params.top_m
+            )
+            return drafted, False
 
     async def _take(self, ahead: AheadDrafting, answer: Int32Array, params: DraftParams) -> Drafted | None:
         drafted = await ahead.take(answer, params)
         hit = drafted is not None
-        if ahead.branches:
-            self.budget.resolved(ahead.branches, hit)
         self.counters.ahead_hits += hit
         self.counters.ahead_misses += not hit
         return drafted
@@ -290,7 +270,6 @@ class DraftService:
 
     def _draft_ahead(self, drafts: list[Draft]) -> None:
         """Start to draft ahead, after the drafts that were just sent, with the same parameters."""
-        load = len(drafts) + self._rows_in_flight
         for draft in drafts:
             session = self._sessions.get(draft.session)
             # A newer row may have replaced these drafts.
@@ -299,22 +278,7 @@ class DraftService:
             # The answer is expected to end here. Work behind its end would delay the next request on this engine.
             if not self._engine.eos_token_ids.isdisjoint(draft.tokens.tolist()):
                 continue
-            choose = self._chooser(session, load)
-            session.ahead = AheadDrafting(
-                self._engine, session.id, session.answer, session.sent, session.params, choose
-            )
-
-    def _chooser(self, session: DrafterSession, load: int) -> Callable[[Drafted], list[Branch]]:
-        sent, branching = session.sent, session.mode == "branches" and supports_branches(self._engine)
-
-        def choose(bonus: Drafted) -> list[Branch]:
-            if not branching:
-                return predict_chain(sent.tokens, bonus)
-            branches = self.budget.choose(predict_branches(sent, bonus, session.acceptance.rate), load)
-            self.counters.branches_drafted += len(branches)
-            return branches
-
-        return choose
+            session.ahead = AheadDrafting(self._engine, session.id, session.answer, draft.tokens, session.params)
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start a task and hold a reference to it, so that it is not collected before it ends."""

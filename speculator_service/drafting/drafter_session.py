@@ -11,7 +11,6 @@ from kv_transfer.drafts import DraftRow
 from kv_transfer.messages import Int32Array
 from kv_transfer.options import DraftAhead
 from skim_common.errors import SessionLostError
-from speculator_service.drafting.budget import SessionAcceptance
 from speculator_service.drafting.draft_ahead import AheadDrafting, DraftParams
 from speculator_service.engine import Drafted
 
@@ -46,7 +45,6 @@ class DrafterSession:
     work: asyncio.Task[Any] | None = None
     ahead: AheadDrafting | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    acceptance: SessionAcceptance = field(default_factory=SessionAcceptance)
     rounds: int = 0
     drafts: int = 0
     accepted: int = 0
@@ -71,9 +69,7 @@ class DrafterSession:
         new = tokens[known.size :]
         if new.size:
             same = self.sent.tokens[: new.size] == new[: self.sent.tokens.size]
-            accepted = int(np.cumprod(same).sum())
-            self.accepted += accepted
-            self.acceptance.add(accepted, int(self.sent.tokens.size))
+            self.accepted += int(np.cumprod(same).sum())
         self.set_answer(np.concatenate([self.answer[:position], tokens]))
         self.params = _params(row)
 

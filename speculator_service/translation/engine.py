@@ -67,8 +67,6 @@ class TranslatingSpeculator(SpeculatorEngine):
     info: the engine's, with the target's vocabulary.
     """
 
-    supports_branches = False
-
     def __init__(self, engine: SpeculatorEngine, translation: Translation) -> None:
         self._engine, self._translator = engine, translation.translator
         self.supports_drafts, self.session_limits = engine.supports_drafts, engine.session_limits

@@ -5,7 +5,6 @@ The options of a scoring request reach `worker` in `SamplingParams.extra_args`. 
 Tested on CPU; `--device cuda` runs the same tests on a GPU.
 """
 
-import asyncio
 import itertools
 import logging
 import math
@@ -28,7 +27,7 @@ from kv_transfer.messages import Int32Array, KeptPrompt
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo, check_speculator, inspect_model
 from skim_common.models.source import local_folder
-from speculator_service.engine import BranchingEngine, Drafted, ScoreRequest, Scores, SessionLimits, engine_salt
+from speculator_service.engine import Drafted, ScoreRequest, Scores, SessionLimits, SpeculatorEngine, engine_salt
 from speculator_service.scoring.heads import HeadProfile
 from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG
 from speculator_service.vllm_backend.scheduler.gang import Gang
@@ -43,7 +42,7 @@ SESSIONS_SHARE = 0.5
 """The share of the prefix cache that drafting sessions may fill. The rest is for prompts, and for answers that grow."""
 
 
-class VllmSpeculator(BranchingEngine):
+class VllmSpeculator(SpeculatorEngine):
     """`SpeculatorEngine` over vLLM's AsyncLLM. Use it from one event loop; concurrent calls are batched.
 
     `info.max_model_len` is the maximum of M + look_ahead. The engine needs one position more, because it also computes
@@ -138,40 +137,25 @@ class VllmSpeculator(BranchingEngine):
         check_length(prompt.context_length, 0, self.info)
         check_ids(prompt.token_ids, self._vocab_size)
         opened = EngineSession.over(prompt, engine_salt(cache_salt))
-        read = DraftOptions.of(1, 0.0, 0, 0, self._vocab_size).sampling(opened.extra_args, await self._gang.join())
+        read = DraftOptions.of(1, 0.0, 0, self._vocab_size).sampling(opened.extra_args, await self._gang.join())
         await self._generate(session, prompt.token_ids, read, opened.cache_salt)
         self._sessions.add(session, opened)
 
-    async def draft_many(
-        self,
-        session: str,
-        answers: list[Int32Array],
-        count: int,
-        *,
-        temperature: float = 0.0,
-        top_m: int = 0,
-        alternatives: int = 0,
-    ) -> list[Drafted]:
-        """See `BranchingEngine.draft_many`; each answer is a request, and the engine batches them.
-
-        A sampled draft has at most sessions.MAX_TOP pairs of q, and the probabilities of its alternatives are
-        normalised over the top_m tokens. Those of a greedy draft are normalised over the vocabulary.
-        """
+    async def draft(
+        self, session: str, answer: Int32Array, count: int, *, temperature: float = 0.0, top_m: int = 0
+    ) -> Drafted:
+        """See `SpeculatorEngine.draft`. A sampled draft has at most sessions.MAX_TOP pairs of q."""
         kept = self._sessions.get(session)
-        options = DraftOptions.of(count, temperature, top_m, alternatives, self._vocab_size)
-        return list(await asyncio.gather(*(self._draft(session, kept, answer, options) for answer in answers)))
-
-    async def _draft(self, name: str, kept: EngineSession, answer: Int32Array, options: DraftOptions) -> Drafted:
         check_ids(answer, self._vocab_size)
-        count = min(options.count, self.info.max_model_len - kept.context_length - answer.size)
+        count = min(count, self.info.max_model_len - kept.context_length - answer.size)
         if count <= 0:
             await self.check_health()
             return Drafted(np.empty(0, np.int32))
-        options = replace(options, count=count)
+        options = DraftOptions.of(count, temperature, top_m, self._vocab_size)
         gang = await self._gang.join()
         asked, before = np.concatenate([kept.prompt, answer.astype(np.int32)]), kept.read
         output = await self._generate(
-            f"{name}.{next(self._rounds)}", asked, options.sampling(kept.extra_args, gang), kept.cache_salt
+            f"{session}.{next(self._rounds)}", asked, options.sampling(kept.extra_args, gang), kept.cache_salt
         )
         self._sessions.note_round(kept, before, asked, output)
         return options.drafted(output)

@@ -2,8 +2,7 @@
 
 Each drafting round is a request: the prompt, the answer so far, and a few tokens to decode. The prefix cache supplies
 the blocks that were computed by the scoring of the prompt or by an earlier round, also a part of the last one
-(`vllm_hooks.partial_blocks`). Rejected tokens are not part of the next request, so nothing has to be removed. Several
-answers of one session can be continued at once.
+(`vllm_hooks.partial_blocks`). Rejected tokens are not part of the next request, so nothing has to be removed.
 
 An idle session holds no request and references no block. When memory is short, vLLM's LRU evicts its blocks, those of
 the longest unused session first. The next round computes them again.
@@ -26,7 +25,7 @@ from speculator_service.engine import Drafted
 from speculator_service.vllm_backend.scheduler.time_slicing import DRAFT_ARG
 
 MAX_TOP = 512
-"""Maximum number of tokens that a draft is sampled from, and of alternatives that are reported."""
+"""Maximum number of tokens that a draft is sampled from."""
 
 # vLLM decodes greedily below this temperature (vllm.sampling_params._SAMPLING_EPS).
 _GREEDY_BELOW = 1e-5
@@ -125,19 +124,17 @@ def _common(a: Int32Array, b: Int32Array) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """The options of one round, see `BranchingEngine.draft`. top_m = 0 drafts greedily."""
+    """The options of one round, see `SpeculatorEngine.draft`. top_m = 0 drafts greedily."""
 
     count: int
     temperature: float
     top_m: int
-    alternatives: int
 
     @classmethod
-    def of(cls, count: int, temperature: float, top_m: int, alternatives: int, vocab_size: int) -> "DraftOptions":
+    def of(cls, count: int, temperature: float, top_m: int, vocab_size: int) -> "DraftOptions":
         """The options within the engine's limits. If vLLM treats the temperature as greedy, q is one-hot."""
-        most = min(MAX_TOP, vocab_size)
-        top_m = min(top_m, most) if temperature >= _GREEDY_BELOW else 0
-        return cls(count, temperature if top_m else 0.0, top_m, min(alternatives, most))
+        top_m = min(top_m, MAX_TOP, vocab_size) if temperature >= _GREEDY_BELOW else 0
+        return cls(count, temperature if top_m else 0.0, top_m)
 
     def sampling(self, extra_args: Mapping[str, Any] | None, gang: tuple[int, int]) -> SamplingParams:
         """vLLM's parameters. The logprobs are those of the sampled distribution (logprobs_mode, set in `start`).
@@ -148,7 +145,7 @@ class DraftOptions:
             temperature=self.temperature,
             top_k=self.top_m,
             max_tokens=self.count,
-            logprobs=max(self.top_m, self.alternatives) or None,
+            logprobs=self.top_m or None,
             flat_logprobs=True,
             ignore_eos=True,
             detokenize=False,
@@ -157,26 +154,13 @@ class DraftOptions:
         )
 
     def drafted(self, output: RequestOutput) -> Drafted:
-        """The drafts of a finished request, with the requested q and alternatives."""
+        """The drafts of a finished request, with the requested q."""
         tokens = np.array(output.outputs[0].token_ids, np.int32)
         flat = output.outputs[0].logprobs
         if flat is None:
             return Drafted(tokens)
         # Each row holds the sampled token, then the likeliest tokens.
-        ids = np.array(flat.token_ids, np.int32).reshape(tokens.size, -1)[:, 1:]
-        logprobs = np.array(flat.logprobs, np.float64).reshape(tokens.size, -1)[:, 1:]
-        q_ids, q = ids[:, : self.top_m], _normalised(np.exp(logprobs[:, : self.top_m]))
-        # Sampled rows hold probabilities at the temperature of the request, and only of the top tokens.
-        warm = np.exp(logprobs * self.temperature) if self.top_m else np.exp(logprobs)
-        others = (_normalised(warm) if self.top_m else warm)[:, : self.alternatives]
-        return Drafted(
-            tokens,
-            q_ids.flatten(),
-            q.astype(np.float32).flatten(),
-            ids[:, : others.shape[1]].flatten(),
-            others.astype(np.float32).flatten(),
-        )
-
-
-def _normalised(rows: np.ndarray) -> np.ndarray:
-    return rows / rows.sum(axis=1, keepdims=True)
+        ids = np.array(flat.token_ids, np.int32).reshape(tokens.size, -1)[:, 1 : self.top_m + 1]
+        q = np.exp(np.array(flat.logprobs, np.float64).reshape(tokens.size, -1)[:, 1 : self.top_m + 1])
+        q /= q.sum(axis=1, keepdims=True)
+        return Drafted(tokens, ids.flatten(), q.astype(np.float32).flatten())

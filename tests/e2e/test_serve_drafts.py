@@ -57,10 +57,7 @@ def answer(client: httpx.Client, seed: int, decode: Any, tokens: int = 48, **mor
     return text
 
 
-@pytest.mark.parametrize(
-    "ahead",
-    ["chain", pytest.param("off", marks=pytest.mark.nightly), pytest.param("branches", marks=pytest.mark.nightly)],
-)
+@pytest.mark.parametrize("ahead", ["chain", pytest.param("off", marks=pytest.mark.nightly)])
 def test_drafted_answers_are_the_plain_ones(client: httpx.Client, ahead: str) -> None:
     before = stats("target")
     seeds = range(6)

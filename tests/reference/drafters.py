@@ -78,12 +78,8 @@ class FakeSpeculator:
 
 
 class KnowingEngine:
-    """The drafting half of a speculator engine that knows each session's answer: a share of its drafts is wrong.
+    """The drafting half of a speculator engine that knows each session's answer: a share of its drafts is wrong."""
 
-    It returns the true token as an alternative to each draft, so that a branch can be a hit.
-    """
-
-    supports_branches = True
     session_limits = SessionLimits()
     eos_token_ids: frozenset[int] = frozenset()
 
@@ -98,21 +94,9 @@ class KnowingEngine:
         """There is nothing to free."""
 
     async def draft(self, session: str, answer: Int32Array, count: int, **options: Any) -> Drafted:
-        [drafted] = await self.draft_many(session, [answer], count, **options)
-        return drafted
-
-    async def draft_many(
-        self, session: str, answers: list[Int32Array], count: int, *, alternatives: int = 0, **options: Any
-    ) -> list[Drafted]:
-        return [self._continue(self._answers[session][a.size : a.size + count], alternatives) for a in answers]
-
-    def _continue(self, true: list[int], alternatives: int) -> Drafted:
+        true = self._answers[session][answer.size : answer.size + count]
         wrong = self._rng.random(len(true)) < self._error_rate
-        tokens = np.where(wrong, self._rng.integers(16, self._vocab_size, len(true)), true).astype(np.int32)
-        nothing = np.empty(0, np.int32), np.empty(0, np.float32)
-        likely = np.stack([tokens, np.array(true, np.int32)], axis=1).ravel() if alternatives else nothing[0]
-        probs = np.tile(np.array([0.7, 0.3], np.float32), len(true)) if alternatives else nothing[1]
-        return Drafted(tokens, *nothing, likely, probs)
+        return Drafted(np.where(wrong, self._rng.integers(16, self._vocab_size, len(true)), true).astype(np.int32))
 
 
 def knowing(answers: dict[str, list[int]], error_rate: float, vocab_size: int) -> Drafting:

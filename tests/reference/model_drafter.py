@@ -11,14 +11,14 @@ import torch
 
 from kv_transfer.messages import Int32Array, KeptPrompt
 from skim_common.errors import SessionLostError
-from speculator_service.engine import BranchingEngine, Drafted
+from speculator_service.engine import Drafted, SpeculatorEngine
 from tests.reference.generation_oracle import GenerationOracle
 
 Top = tuple[torch.Tensor, torch.Tensor]
 """Probabilities and ids of some tokens, the most probable first."""
 
 
-class ModelDrafter(BranchingEngine):
+class ModelDrafter(SpeculatorEngine):
     """The drafting half of a speculator engine, over the model of folder `path`."""
 
     def __init__(self, path: str) -> None:
@@ -32,43 +32,22 @@ class ModelDrafter(BranchingEngine):
     async def close_session(self, session: str) -> None:
         self._prompts.pop(session, None)
 
-    async def draft_many(
-        self,
-        session: str,
-        answers: list[Int32Array],
-        count: int,
-        *,
-        temperature: float = 0.0,
-        top_m: int = 0,
-        alternatives: int = 0,
-    ) -> list[Drafted]:
-        """As `BranchingEngine.draft_many`; one answer after the other."""
+    async def draft(
+        self, session: str, answer: Int32Array, count: int, *, temperature: float = 0.0, top_m: int = 0
+    ) -> Drafted:
         if session not in self._prompts:
             raise SessionLostError(f"session {session} was never opened here")
-        prompt = self._prompts[session]
-        return [await self._continue(prompt, a.tolist(), count, temperature, top_m, alternatives) for a in answers]
-
-    async def _continue(
-        self, prompt: KeptPrompt, answer: list[int], count: int, temperature: float, top_m: int, alternatives: int
-    ) -> Drafted:
-        begin, q, others = len(answer), list[Top](), list[Top]()
+        prompt, tokens, q = self._prompts[session], answer.tolist(), list[Top]()
         for _ in range(count):
             # The oracle's last row stands before the last token, which it does not read.
-            logprobs = (await asyncio.to_thread(self._oracle.logprobs, prompt, [*answer, 0]))[-1]
-            if alternatives:
-                others.append(_top(logprobs, alternatives))
+            logprobs = (await asyncio.to_thread(self._oracle.logprobs, prompt, [*tokens, 0]))[-1]
             if top_m:
-                probs, ids = _top(logprobs / temperature, top_m)
+                probs, ids = (logprobs / temperature).softmax(-1).topk(min(top_m, logprobs.numel()))
                 q.append((probs / probs.sum(), ids))
-                answer.append(int(ids[torch.multinomial(probs, 1, generator=self._random)]))
+                tokens.append(int(ids[torch.multinomial(probs, 1, generator=self._random)]))
             else:
-                answer.append(int(logprobs.argmax()))
-        return Drafted(np.array(answer[begin:], np.int32), *_flat(q), *_flat(others))
-
-
-def _top(logits: torch.Tensor, count: int) -> Top:
-    probs, ids = logits.softmax(-1).topk(min(count, logits.numel()))
-    return probs, ids
+                tokens.append(int(logprobs.argmax()))
+        return Drafted(np.array(tokens[answer.size :], np.int32), *_flat(q))
 
 
 def _flat(rows: list[Top]) -> tuple[Int32Array, np.ndarray]:

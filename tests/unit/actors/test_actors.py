@@ -236,7 +236,7 @@ async def test_a_closed_stream_is_aborted_in_the_engine():
 
 
 async def test_a_session_can_be_ended_from_outside():
-    actor = await replica(SpeculatorActor, "speculator", {}, {"max_branches": 3})
+    actor = await replica(SpeculatorActor, "speculator", {}, {})
     selection = decode(await selected(actor, encode(SelectRequest("r", IDS, decode=DecodeOptions()))), Selection)
     assert selection.kept.session.id == "r"
     assert (await actor.stats())["sessions"] == 1

@@ -112,7 +112,7 @@ decode_options = st.builds(
     method=st.sampled_from(["remote", "ngram", "none"]),
     max_draft_tokens=st.integers(1, 16),
     adaptive=st.booleans(),
-    draft_ahead=st.sampled_from(["off", "chain", "branches"]),
+    draft_ahead=st.sampled_from(["off", "chain"]),
     draft_context=st.sampled_from(["full", "kept"]),
     q_top=st.integers(1, 512),
 )
@@ -182,7 +182,7 @@ session_states = st.builds(
     names,
     kept_prompts(),
     id_arrays(),
-    st.sampled_from([None, "off", "chain", "branches"]),
+    st.sampled_from([None, "off", "chain"]),
     st.none() | names,
 )
 

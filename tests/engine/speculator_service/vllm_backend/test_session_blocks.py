@@ -82,7 +82,7 @@ class Life:
             self.cancelled += call.cancel()
             await asyncio.wait({call})
         answers = [answer, *(np.concatenate([answer, self.ids(2)]) for _ in range(self.rng.integers(0, 3)))]
-        drafts = [d.tokens.tolist() for d in await self.engine.draft_many(name, answers, count)]
+        drafts = [(await self.engine.draft(name, a, count)).tokens.tolist() for a in answers]
         self.wrong += drafts != [continuation([*prompt.tolist(), *a.tolist()], count, *keys) for a in answers]
         taken = drafts[0][: self.rng.integers(0, count + 1)]
         back = self.rng.integers(0, answer.size + 1) if self.rng.random() < 0.05 else answer.size
@@ -123,7 +123,7 @@ async def test_thousands_of_rounds_leave_no_block_and_never_read_another_prefix(
 
 
 async def test_a_round_is_one_step(start, monkeypatch):
-    """Also with branches. Negative controls: without multi-step scheduling, and without gang scheduling."""
+    """Also of several sessions. Negative controls: without multi-step scheduling, and without gang scheduling."""
     engine = start()
     simulated = engine._engine
 
@@ -131,15 +131,16 @@ async def test_a_round_is_one_step(start, monkeypatch):
         await simulated._pump  # until the engine is idle
         before = simulated.steps
         answers = [np.arange(16, 16 + n, dtype=np.int32) for n in range(3)]
-        drafts = await engine.draft_many("s", answers, 6)
+        drafts = await asyncio.gather(*(engine.draft(name, a, 6) for name, a in zip("abc", answers, strict=True)))
         prompt = list(range(16, 116))
         assert [d.tokens.tolist() for d in drafts] == [continuation([*prompt, *a], 6) for a in answers]
         return simulated.steps - before
 
-    await engine.score(
-        ScoreRequest("s", np.arange(16, 116, dtype=np.int32), SelectionOptions(look_ahead=8), keep_session=True)
-    )
-    assert simulated.steps == 1
+    for count, name in enumerate("abc", 1):
+        await engine.score(
+            ScoreRequest(name, np.arange(16, 116, dtype=np.int32), SelectionOptions(look_ahead=8), keep_session=True)
+        )
+        assert simulated.steps == count
     simulated.scheduler.clock = lambda: 0.0
     assert await steps() == 1
     for most, expected in ((4, 2), (0, 6)):
@@ -159,7 +160,7 @@ async def test_a_round_reads_nothing_again_but_its_last_token(start):
 
     async def read(answer):
         before = simulated.tokens_read
-        (drafted,) = await engine.draft_many("s", [answer], 4)
+        drafted = await engine.draft("s", answer, 4)
         assert drafted.tokens.tolist() == continuation([*prompt, *answer], 4)
         return simulated.tokens_read - before, drafted.tokens
 

@@ -8,7 +8,7 @@ import asyncio
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.messages import GenerateRequest, Int32Array, KeptPrompt, SessionHandle
-from kv_transfer.options import DecodeOptions, DraftAhead
+from kv_transfer.options import DecodeOptions
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import Drafted
 from target_service.vllm_backend.engine import VllmTarget
@@ -71,50 +71,44 @@ class Drafter(ToyEngine):
         other = np.random.default_rng(3).dirichlet(np.ones(VOCABULARY), VOCABULARY)
         super().__init__(0.7 * logprobs.exp().numpy() + 0.3 * other)
 
-    async def draft(self, session: str, answer: Int32Array, count: int, **options: Any) -> Drafted:
-        [drafted] = await self._drafts("draft", session, [answer], count, **options)
-        return drafted
-
-    async def draft_many(self, session: str, answers: list[Int32Array], count: int, **options: Any) -> list[Drafted]:
-        return await self._drafts("draft_many", session, answers, count, **options)
-
-    async def _drafts(
-        self, call: str, session: str, answers: list[Int32Array], count: int, *,
-        temperature: float = 0.0, top_m: int = 0, alternatives: int = 0,
-    ) -> list[Drafted]:  # fmt: skip
-        await self._work(call, session)
-        drafted = []
-        for answer in answers:
-            self._random = np.random.default_rng([zlib.crc32(session.encode()), answer.size])
-            drafted.append(self.next(answer, count, temperature, top_m, alternatives))
-        return drafted
+    async def draft(
+        self, session: str, answer: Int32Array, count: int, *, temperature: float = 0.0, top_m: int = 0
+    ) -> Drafted:
+        await self._work("draft", session)
+        self._random = np.random.default_rng([zlib.crc32(session.encode()), answer.size])
+        return self.next(answer, count, temperature, top_m)
 
 
 class Liar(Drafter):
     """Reports a q that it did not sample from, when it drafts ahead."""
 
-    async def draft_many(self, session: str, answers: list[Int32Array], count: int, **options: Any) -> list[Drafted]:
-        drafted = await super().draft_many(session, answers, count, **options)
-        for d in drafted:
-            d.q_probs[:] = 1 / VOCABULARY
+    ahead: ClassVar[set[str]] = set()
+
+    async def draft(
+        self, session: str, answer: Int32Array, count: int, *, temperature: float = 0.0, top_m: int = 0
+    ) -> Drafted:
+        ahead = session in self.ahead
+        self.ahead.discard(session)
+        drafted = await super().draft(session, answer, count, temperature=temperature, top_m=top_m)
+        if not top_m:  # the next token, which the work ahead begins with
+            self.ahead.add(session)
+        elif ahead:
+            drafted.q_probs[:] = 1 / VOCABULARY
         return drafted
 
 
-async def sample(
-    target: VllmTarget, drafter: Drafter, mode: DraftAhead, drafts: int
-) -> tuple[list[list[int]], dict[str, int], dict[str, Any]]:
+async def sample(target: VllmTarget, drafter: Drafter) -> tuple[list[list[int]], dict[str, int], dict[str, Any]]:
     """The sampled answers, the draft service's counters and the target's."""
-    # Three branches per row, so that some answers are misses.
-    service = DraftService(drafter, max_branches=3 * SESSIONS, clock=lambda: 0.0)
+    service = DraftService(drafter, clock=lambda: 0.0)
     server = DraftServer(service.handle, HOST)
     address = f"{HOST}:{await server.start()}"
-    options = DecodeOptions(max_draft_tokens=drafts, adaptive=False, q_top=VOCABULARY, draft_ahead=mode)
+    options = DecodeOptions(max_draft_tokens=1, adaptive=False, q_top=VOCABULARY)
     sampling = {**SAMPLING, "max_tokens": TOKENS, "ignore_eos": True, "detokenize": False}
 
     async def answer(seed: int) -> list[int]:
-        name = f"{mode}-{seed}"
+        name = f"{type(drafter).__name__}-{seed}"
         drafter.sessions.add(name)
-        service.adopt(name, np.empty(0, np.int32), mode)
+        service.adopt(name, np.empty(0, np.int32))
         prompt = replace(PROMPT, session=SessionHandle(address, name))
         request = GenerateRequest(name, prompt, {**sampling, "seed": seed}, decode=options)
         return joined([o async for o in target.generate(request)])[0]
@@ -128,11 +122,8 @@ async def sample(
         await service.close()
 
 
-@pytest.mark.parametrize(("mode", "drafts"), [("chain", 1), ("branches", 2)])
-async def test_blocks_are_distributed_as_the_targets_own(
-    engine: VllmTarget, logprobs: torch.Tensor, mode: DraftAhead, drafts: int
-) -> None:
-    answers, counts, rose = await sample(engine, Drafter(logprobs), mode, drafts)
+async def test_blocks_are_distributed_as_the_targets_own(engine: VllmTarget, logprobs: torch.Tensor) -> None:
+    answers, counts, rose = await sample(engine, Drafter(logprobs))
     assert counts["ahead_hits"] >= 0.3 * counts["draft_requests"]
     assert counts["ahead_misses"] > 0.05 * counts["draft_requests"]
     assert 0.3 < rose["accepted"] / rose["drafts"] < 0.9
@@ -143,6 +134,6 @@ async def test_blocks_are_distributed_as_the_targets_own(
 
 
 async def test_a_wrong_q_of_work_ahead_is_found_out(engine: VllmTarget, logprobs: torch.Tensor) -> None:
-    answers, counts, _ = await sample(engine, Liar(logprobs), "branches", 2)
+    answers, counts, _ = await sample(engine, Liar(logprobs))
     assert counts["ahead_hits"] >= 0.3 * counts["draft_requests"]
     assert blocks_p(answers, sampled_from(logprobs, **SAMPLING)) < 1e-4

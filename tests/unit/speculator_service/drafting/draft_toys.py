@@ -60,9 +60,8 @@ class ToyEngine:
     eos_token_ids = frozenset()
     session_limits = SessionLimits()
 
-    def __init__(self, table, *, branching=True, seed=0, steps=1):
+    def __init__(self, table, *, seed=0, steps=1):
         self.table = np.asarray(table)
-        self.supports_branches = branching
         self.info = ModelInfo("toy", "Toy", len(table), "f", max_model_len=10**9, max_position=10**9, engine="toy")
         self.sessions = set()
         self.calls = defaultdict(int)
@@ -81,15 +80,10 @@ class ToyEngine:
         self.overlaps += session in self._busy
         self.sessions.discard(session)
 
-    async def draft(self, session, answer, count, *, temperature=0.0, top_m=0, **options):
+    async def draft(self, session, answer, count, *, temperature=0.0, top_m=0):
         self.drafted.append((session, answer.tolist()))
         await self._work("draft", session)
-        return self.next(answer, count, temperature, top_m, **options)
-
-    async def draft_many(self, session, answers, count, *, temperature=0.0, top_m=0, **options):
-        assert self.supports_branches
-        await self._work("draft_many", session)
-        return [self.next(a, count, temperature, top_m, **options) for a in answers]
+        return self.next(answer, count, temperature, top_m)
 
     async def _work(self, call, session):
         if call != "open" and session not in self.sessions:
@@ -114,26 +108,21 @@ class ToyEngine:
     def row(self, tokens):
         return tokens[-1] if tokens else 0
 
-    def next(self, answer, count, temperature, top_m, alternatives=0):
-        tokens, q_ids, q_probs, others = answer.tolist(), [], [], []
+    def next(self, answer, count, temperature, top_m):
+        tokens, q_ids, q_probs = answer.tolist(), [], []
         for _ in range(count):
             p = self.distribution(tokens, temperature)
             order = np.argsort(-p, kind="stable")
             top = order[:top_m] if temperature else order[:1]
             q = (p[top] / p[top].sum()).astype(np.float32)
             tokens.append(int(top[drawn(q, self._random)]))
-            others.append(order[:alternatives])
             if top_m:
                 q_ids.append(top)
                 q_probs.append(q)
-        flat = np.concatenate(others) if others else ids()
-        rows = [self.distribution(tokens[: answer.size + i])[o] for i, o in enumerate(others)]
         return Drafted(
             np.array(tokens[answer.size :], np.int32),
             np.concatenate(q_ids).astype(np.int32) if q_ids else ids(),
             np.concatenate(q_probs) if q_probs else np.empty(0, np.float32),
-            flat.astype(np.int32),
-            np.concatenate(rows).astype(np.float32) if rows else np.empty(0, np.float32),
         )
 
 

@@ -16,7 +16,7 @@ EVENTS = st.sampled_from(["accept", "accept", "accept", "repeat", "gap", "forget
 
 
 @given(
-    st.sampled_from(["off", "chain", "branches"]),
+    st.sampled_from(["off", "chain"]),
     st.lists(st.tuples(EVENTS, st.integers(0, 4), st.integers(0, 7)), min_size=1, max_size=25),
 )
 def test_drafts_always_continue_the_true_answer(mode, history):

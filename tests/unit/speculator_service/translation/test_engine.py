@@ -148,10 +148,10 @@ class SpellingSpeculator(MockSpeculator):
         scores.look_ahead_tokens[:] = self.tokens[: len(scores.look_ahead_tokens)]
         return scores
 
-    def _continue(self, session, answer, count, temperature, top_m, alternatives):
+    def _continue(self, session, answer, count, temperature, top_m):
         from speculator_service.engine import Drafted
 
-        assert (temperature, top_m, alternatives) == (0.0, 0, 0)
+        assert (temperature, top_m) == (0.0, 0)
         self.asked.append(answer.tolist())
         begin = len(answer) if self.tokens[: len(answer)] == answer.tolist() else len(self.tokens)
         return Drafted(np.array(self.tokens[begin : begin + count], np.int32))
