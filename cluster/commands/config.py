@@ -48,16 +48,9 @@ def manifests(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write to; created if missing.")
     ],
-    check_cluster: Annotated[
-        bool,
-        typer.Option(
-            "--check-cluster", help="Ask kubectl's cluster for what the objects need; exit code 1 without it."
-        ),
-    ] = False,
 ) -> None:
     """Write the deployment's Kubernetes objects for the KubeRay operator (docs/kubernetes.md)."""
     from cluster.config.load import load_config
-    from cluster.kuberay.preflight import cluster_problems
     from cluster.kuberay.rollout import upgrade_notice
     from cluster.kuberay.write import write_manifests
     from cluster.serve.preflight import with_known_pins
@@ -67,13 +60,6 @@ def manifests(
         _print_line(f"Wrote {file}")
     if notice := upgrade_notice(deployment):
         _print_line(notice)
-    if not check_cluster:
-        return
-    for problem in (problems := cluster_problems(deployment)):
-        _print_line(f"The cluster: {problem}")
-    if problems:
-        raise typer.Exit(1)
-    _print_line("The cluster has what the objects need")
 
 
 def _pools(config: "DeploymentConfig") -> str:
