@@ -65,7 +65,7 @@ def visible(text: str) -> str:
 def _data(explanation: Mapping[str, Any], prompt: PromptText, notes: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """What the page's script reads. A piece is [start, end, group, unit, text]; it lies in one group and one unit."""
     if not explanation.get("spans"):
-        raise InvalidRequestError("the explanation has no spans: its prompt ran dense, or its server is an older one")
+        raise InvalidRequestError("the explanation has no spans: its prompt ran dense")
     tokens, units = int(explanation["prompt_tokens"]), np.asarray(explanation["units"], np.int64)
     if prompt.cuts.shape != (tokens + 1,):
         raise InvalidRequestError(f"the prompt's text has {prompt.cuts.size - 1} tokens, the selection has {tokens}")

@@ -67,7 +67,7 @@ class Explained:
 
         spans: the kept spans in the order of the text, each with its reason (a name in `REASONS`) and its score, the
         mean of its tokens' unit scores. units: the first token of each unit. unit_scores: the mean importance of
-        each unit, kept or not; None (as all scores are) from a speculator of an earlier release.
+        each unit, kept or not; None (as all scores are) if the speculator sent none.
         kept_spans are sorted. reused_spans, late_spans and new_spans divide them: what an earlier kept prompt supplied,
         what was appended to it from older text, and the rest. segments are the runs of kept tokens in the order in
         which the target reads them; None if that is the order of kept_spans.

@@ -21,7 +21,7 @@ from router.dispatch.tracing import TracedRequest, traced_request
 from router.explain.request_reports import RequestReports
 from router.http.body_fields import check_depth, read_fields
 from router.http.body_limits import BodyBudget, check_headers, read_body
-from router.http.response import DeferredResponse, respond, warned
+from router.http.response import DeferredResponse, respond
 from router.options.errors import HttpError, RefusedError
 from router.options.headers import read_deadline, read_later_requests
 from router.options.request import DECODE, PREFILL, read_decode
@@ -61,9 +61,6 @@ class SkimMiddleware:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        if old := [option for option in (PREFILL, DECODE) if option.old_header in headers]:
-            send = warned("; ".join(f"the header {o.old_header} is now {o.header} and cannot force" for o in old), send)
         with traced_request(self._tracer, self._model, scope) as traced:
             await self._answer(scope, receive, traced.watched(send), traced)
 
@@ -124,7 +121,7 @@ class SkimMiddleware:
             body = json.dumps(fields, ensure_ascii=False).encode()
         decode = read_decode(self._dispatcher.decode_defaults, headers, fields.get(DECODE.name))
         request = Request(
-            options=PREFILL.read(self._dispatcher.defaults, headers, fields.get(PREFILL.name)),
+            options=PREFILL.resolve(self._dispatcher.defaults, headers.get(PREFILL.header), fields.get(PREFILL.name)),
             decode=decode.decode,
             decode_is_explicit=bool(decode.model_fields_set),
             echo=bool(fields.get("echo")),

@@ -151,14 +151,3 @@ def bounded(value: str) -> str:
 async def respond(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
     """Send `error` as the whole response."""
     await JSONResponse(error.body(scope["path"]), error.status, error.headers)(scope, receive, send)
-
-
-def warned(text: str, send: Send) -> Send:
-    """`send` whose response has the header `Warning` (RFC 7234) with this text."""
-
-    async def warning(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            MutableHeaders(scope=message).append("warning", f'299 skim "{text}; the old name ends with version 0.2"')
-        await send(message)
-
-    return warning

@@ -97,27 +97,13 @@ class Option(Generic[Options]):
     def header(self) -> str:
         return "x-skim-" + self.name.removeprefix("speculative_")
 
-    @property
-    def old_header(self) -> str:
-        """The header's name before version 0.2, which removes it: other systems have it for something else."""
-        return "x-" + self.name.replace("_", "-")
-
-    def read(self, defaults: Options, headers: Mapping[str, str], body: Any) -> Options:
-        """As `resolve`, from the headers of a request. The old header never forces."""
-        if self.header in headers or self.old_header not in headers:
-            return self.resolve(defaults, headers.get(self.header), body)
-        given = self._header_fields(headers[self.old_header])
-        return self._merged(defaults, given | ({"enabled": AUTO} if given.get("enabled") == ALWAYS else {}), body)
-
     def resolve(self, defaults: Options, header: str | None, body: Any) -> Options:
         """The defaults, overridden by the header, overridden by the body field. header, body: None if absent.
 
         `model_fields_set` of the result names the fields that the request gives.
         Raises InvalidOptionError, which names the field and its allowed values.
         """
-        return self._merged(defaults, self._header_fields(header) if header is not None else {}, body)
-
-    def _merged(self, defaults: Options, given: dict[str, Any], body: Any) -> Options:
+        given = self._header_fields(header) if header is not None else {}
         if body is not None:
             given |= self._body_fields(body)
         unknown = next((name for name in given if name not in self.model.model_fields), None)
@@ -176,11 +162,11 @@ DECODE = Option("speculative_decode", SpeculationOptions, "max-draft-tokens=4; d
 
 
 def read_decode(defaults: SpeculationOptions, headers: Mapping[str, str], body: Any) -> SpeculationOptions:
-    """As `DECODE.read`, limited by the settings that the deployment's engines were started with.
+    """As `DECODE.resolve`, limited by the settings that the deployment's engines were started with.
 
     Raises InvalidOptionError for another method or for more drafts than the deployment has.
     """
-    options = DECODE.read(defaults, headers, body)
+    options = DECODE.resolve(defaults, headers.get(DECODE.header), body)
     if options.method not in (defaults.method, "none"):
         message = (
             f"speculative_decode.method must be {defaults.method} or none in this deployment, not {options.method}"

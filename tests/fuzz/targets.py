@@ -58,10 +58,10 @@ def options(data: bytes) -> None:
     except (ValueError, RecursionError):
         value = text
     for option in (PREFILL, DECODE):
-        for headers, field in (({option.header: text}, None), ({option.old_header: text}, None), ({}, value)):
+        for headers, field in (({option.header: text}, None), ({}, value)):
             try:
                 if option is PREFILL:
-                    PREFILL.read(PrefillOptions(), headers, field)
+                    PREFILL.resolve(PrefillOptions(), headers.get(PREFILL.header), field)
                 else:
                     read_decode(SpeculationOptions(), headers, field)
             except InvalidRequestError:

@@ -202,16 +202,3 @@ async def test_requests_that_run_at_once_have_contexts_of_their_own():
     bodies = [json.dumps({"speculative_prefill": {"look_ahead": i}}).encode() for i in range(8)]
     await asyncio.gather(*(Call(app, (body,)).run() for app, body in zip(apps, bodies, strict=True)))
     assert [app.context.request.options.look_ahead for app in apps] == list(range(8))
-
-
-@pytest.mark.parametrize("body", [{}, {"speculative_prefill": {"keep_rate": 2}}])
-async def test_an_old_header_is_told_in_a_warning(body):
-    """Also in an error. The new names have none."""
-    old = [(b"x-speculative-prefill", b"true"), (b"x-speculative-decode", b"off")]
-    _, call = await through(body, old)
-    [warning] = [value.decode() for name, value in call.sent[0]["headers"] if name == b"warning"]
-    assert warning.startswith('299 skim "')
-    assert "x-speculative-prefill is now x-skim-prefill" in warning
-    assert "x-speculative-decode is now x-skim-decode" in warning
-    _, call = await through(body, [(b"x-skim-prefill", b"on"), (b"x-skim-decode", b"off")])
-    assert b"warning" not in dict(call.sent[0]["headers"])

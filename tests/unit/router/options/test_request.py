@@ -66,22 +66,6 @@ def test_switching_on_and_off(header, body, enabled):
     assert PREFILL.resolve(DEFAULTS, header, body).enabled == enabled
 
 
-@pytest.mark.parametrize("value", ["on", "true", "always", "enabled=always; keep=0.3", "auto"])
-def test_the_old_header_never_forces(value):
-    """Other systems have it for a warm-up."""
-    assert PREFILL.read(PrefillOptions(enabled=False), {"x-speculative-prefill": value}, None).enabled == "auto"
-
-
-def test_the_old_headers_act_where_the_new_ones_are_not_sent():
-    old, new = {"x-speculative-prefill": "keep=0.3"}, {"x-skim-prefill": "keep=0.4"}
-    assert PREFILL.read(DEFAULTS, old, None).keep_rate == 0.3
-    assert PREFILL.read(DEFAULTS, old | new, None).keep_rate == 0.4
-    assert PREFILL.read(DEFAULTS, old, {"keep_rate": 0.2}).keep_rate == 0.2
-    assert PREFILL.read(DEFAULTS, {"x-speculative-prefill": "off"}, None).enabled is False
-    assert PREFILL.read(DEFAULTS, old, "always").enabled == "always"
-    assert read_decode(SpeculationOptions(), {"x-speculative-decode": "off"}, None).decode.method == "none"
-
-
 def test_drafting_is_on_or_off():
     for header, body in (("auto", None), (None, "auto"), (None, {"enabled": "auto"})):
         with pytest.raises(InvalidOptionError):
