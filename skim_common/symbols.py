@@ -15,6 +15,30 @@ No parameters: only that it is there. An attribute counts as there if a method o
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hook:
+    """A place where Skim changes a library, or uses what is not public in it: a row of docs/hooks.md.
+
+    `evals.report.hooks` reads the texts from the source, so they are literals. how: the library, and what is changed.
+    until: when the hook is no longer needed. where: its files, if not only the one that declares it. symbols: what it
+    needs; v1, v2: further ones, with that model runner of vLLM alone.
+    """
+
+    what: str
+    how: str
+    until: str
+    where: tuple[str, ...] = ()
+    symbols: tuple[Symbol, ...] = ()
+    v1: tuple[Symbol, ...] = ()
+    v2: tuple[Symbol, ...] = ()
+
+
+def symbols_of(hooks: Iterable[Hook], v2: bool | None = None) -> tuple[Symbol, ...]:
+    """All that the hooks need. v2: with this model runner of vLLM, or without; None: with both."""
+    of_runners = {None: ("v1", "v2"), False: ("v1",), True: ("v2",)}[v2]
+    return tuple(symbol for hook in hooks for part in ("symbols", *of_runners) for symbol in getattr(hook, part))
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """A library with hooks of ours. module: its root, which has `__version__`. made_for: the version they fit."""

@@ -10,12 +10,17 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.position_map import Int64Array, PositionMap, position_map
+from skim_common.symbols import Hook
 
-HOOKED = tuple(
-    (module, "generate_block_hash_extra_keys", "request start_token_idx end_token_idx start_mm_idx")
-    for module in ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.block_pool")
+HOOK = Hook(
+    what="prefix-cache keys",
+    how="vLLM: a mixin of both schedulers adds the block's position offsets to its hash as an extra key",
+    until="a request of vLLM may name the positions of its tokens",
+    symbols=tuple(
+        (module, "generate_block_hash_extra_keys", "request start_token_idx end_token_idx start_mm_idx")
+        for module in ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.block_pool")
+    ),
 )
-"""For `skim_common.symbols`."""
 
 
 class PositionHashing:

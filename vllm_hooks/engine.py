@@ -13,7 +13,7 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from skim_common.errors import ModelError, SkimError
-from skim_common.symbols import VLLM, Symbol
+from skim_common.symbols import VLLM, Hook, symbols_of
 from skim_common.validation import sentence
 from vllm_hooks import block_hash, partial_blocks, positions_v1, positions_v2
 from vllm_hooks.partial_blocks import remembers_partial_blocks
@@ -31,12 +31,29 @@ CUDA_BATCHED_TOKENS = 8192
 SIGN_OF_LIFE = "check_health"
 """A method of vLLM's workers that does nothing. Each rank answers after the step that it computes."""
 
-HOOKED = (
-    ("vllm.v1.worker.worker_base", "WorkerBase.check_health", "self"),
-    ("vllm.v1.worker.gpu_worker", "Worker.init_device", "self"),
-    ("vllm.v1.worker.gpu_worker", "Worker.load_model", "self load_dummy_weights"),
+HOOK = Hook(
+    what="start of an engine",
+    how=(
+        "vLLM: options and hooks are checked; the first exception in vLLM's processes becomes one sentence; they end"
+        " with their parent, and show their stacks when asked; the base class of both workers installs the hook of the"
+        " model runner that vLLM chose"
+    ),
+    until="Skim starts no engines",
+    where=(
+        "vllm_hooks/engine.py",
+        "vllm_hooks/worker.py",
+        "vllm_hooks/start_up.py",
+        "vllm_hooks/orphans.py",
+        "vllm_hooks/stacks.py",
+    ),
+    symbols=(
+        ("vllm.v1.worker.worker_base", "WorkerBase.check_health", "self"),
+        ("vllm.v1.worker.gpu_worker", "Worker.init_device", "self"),
+        ("vllm.v1.worker.gpu_worker", "Worker.load_model", "self load_dummy_weights"),
+    ),
 )
-"""The methods that `worker.RestoringWorker` overrides, and SIGN_OF_LIFE. For `skim_common.symbols`."""
+SHARED = (HOOK, block_hash.HOOK, partial_blocks.HOOK, positions_v1.HOOK, positions_v2.HOOK)
+"""The hooks that every engine needs."""
 
 
 def check_options(service: str, options: Mapping[str, Any], own: Collection[str] = ()) -> None:
@@ -88,18 +105,17 @@ def check_connector(config: VllmConfig) -> None:
     )
 
 
-def start(config: VllmConfig, failure: str, hooked: Iterable[Symbol], **arguments: Any) -> AsyncLLM:
+def start(config: VllmConfig, failure: str, hooks: Iterable[Hook], **arguments: Any) -> AsyncLLM:
     """A running engine with this configuration.
 
-    hooked: the vLLM symbols that the service's own hooks depend on. arguments: for AsyncLLM.from_vllm_config.
+    hooks: the service's own. arguments: for AsyncLLM.from_vllm_config.
     Raises SkimError for a vLLM without one of the symbols and for options that cannot work, before any process starts;
     ModelError if a worker refuses
     the model; SkimError that begins with `failure` for every other cause.
     """
     check_connector(config)
     remembers_partial_blocks(config)
-    positions = positions_v2 if config.use_v2_model_runner else positions_v1
-    VLLM.check((*HOOKED, *block_hash.HOOKED, *partial_blocks.HOOKED, *positions.HOOKED, *hooked))
+    VLLM.check(symbols_of((*SHARED, *hooks), v2=config.use_v2_model_runner))
     if current_platform.is_cpu() and config.model_config.use_mla:
         # vLLM's CPU operator is wrong for queries of shape [tokens, heads, size], as in MLA layers.
         config.compilation_config.custom_ops.append("-rotary_embedding")

@@ -33,6 +33,7 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
 from skim_common.errors import SkimError
+from skim_common.symbols import Hook
 from vllm_hooks.block_hash import position_offsets
 
 PARTIAL_BLOCKS = "skim_partial_blocks"
@@ -44,16 +45,20 @@ MAX_PER_PREFIX = 4
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
 _MANAGER = "vllm.v1.core.kv_cache_manager"
 _POOL = "vllm.v1.core.block_pool"
-HOOKED = (
-    (_SCHEDULER, "Scheduler._update_request_with_output", "self request new_token_ids is_stale"),
-    (_SCHEDULER, "Scheduler._get_local_prefix_cache_hit", "self request"),
-    (_MANAGER, "KVCacheManager.cache_blocks", "self request num_computed_tokens"),
-    (_MANAGER, "KVCacheManager.get_blocks", "self request_id"),
-    (_MANAGER, "KVCacheManager.prefix_cache_lookup_enabled", "self request"),
-    (_POOL, "BlockPool._insert_block_hash", "self block_hash_with_group_id block num_tokens"),
-    (_POOL, "BlockPool._remove_cached_block_hashes", "self block"),
+HOOK = Hook(
+    what="partial blocks",
+    how="vLLM: the schedulers offer the blocks of finished requests to vLLM's copy-on-write of partial hits",
+    until="vLLM's prefix cache finds the blocks of finished requests that are not full",
+    symbols=(
+        (_SCHEDULER, "Scheduler._update_request_with_output", "self request new_token_ids is_stale"),
+        (_SCHEDULER, "Scheduler._get_local_prefix_cache_hit", "self request"),
+        (_MANAGER, "KVCacheManager.cache_blocks", "self request num_computed_tokens"),
+        (_MANAGER, "KVCacheManager.get_blocks", "self request_id"),
+        (_MANAGER, "KVCacheManager.prefix_cache_lookup_enabled", "self request"),
+        (_POOL, "BlockPool._insert_block_hash", "self block_hash_with_group_id block num_tokens"),
+        (_POOL, "BlockPool._remove_cached_block_hashes", "self block"),
+    ),
 )
-"""For `skim_common.symbols`."""
 
 _WITHOUT_OWN_KV = ("custom_class", "ngram", "suffix")
 """Drafting methods whose drafters keep no KV beside the target's, so that a copied block lacks nothing."""

@@ -8,11 +8,17 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-HOOKED = (
-    ("ray.serve.handle", "DeploymentBroadcastResponse._fetch_replica_results_async", "self"),
-    ("ray.serve._private.replica_result", "ReplicaResult.get_async", "self"),
+from skim_common.symbols import Hook
+
+HOOK = Hook(
+    what="a call to all replicas",
+    how="Ray: `DeploymentBroadcastResponse._fetch_replica_results_async` and `ReplicaResult.get_async`",
+    until="a broadcast gives the replies that are in time beside one that is late",
+    symbols=(
+        ("ray.serve.handle", "DeploymentBroadcastResponse._fetch_replica_results_async", "self"),
+        ("ray.serve._private.replica_result", "ReplicaResult.get_async", "self"),
+    ),
 )
-"""For `skim_common.symbols`."""
 
 
 async def replies_of_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: float) -> list[Any]:

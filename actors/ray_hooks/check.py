@@ -16,7 +16,7 @@ from actors.ray_hooks import (
     serve_client,
     serve_logger,
 )
-from skim_common.symbols import RAY, Symbol
+from skim_common.symbols import RAY, symbols_of
 
 MODULES = (
     broadcast,
@@ -32,10 +32,10 @@ MODULES = (
     serve_client,
     serve_logger,
 )
-HOOKED: tuple[Symbol, ...] = tuple(symbol for module in MODULES for symbol in module.HOOKED)
+SYMBOLS = symbols_of(module.HOOK for module in MODULES)
 
 
 @functools.cache
 def check_ray() -> None:
     """Raise SkimError naming the first symbol that the installed Ray lacks or has changed."""
-    RAY.check(HOOKED)
+    RAY.check(SYMBOLS)

@@ -2,15 +2,27 @@
 
 from ray.serve.handle import DeploymentHandle
 
+from skim_common.symbols import Hook
+
 _OPTIONS = "self method_name multiplexed_model_id session_id stream _prefer_local_routing _by_reference"
 
-HOOKED = (
-    ("ray.serve.handle", "DeploymentHandle._init", "self"),
-    ("ray.serve.handle", "DeploymentHandle.options", _OPTIONS),
-    ("ray.serve._private.handle_options", "InitHandleOptions._run_router_in_separate_loop", ""),
-    ("ray.serve._private.handle_options", "DynamicHandleOptions._by_reference", ""),
+HOOK = Hook(
+    what="options of handles",
+    how=(
+        "Ray: for a command, `DeploymentHandle._init` with `_run_router_in_separate_loop`; for bytes over gRPC, the"
+        " option `_by_reference`"
+    ),
+    until=(
+        "a handle can be used without an event loop whatever the environment says; `_by_reference` is public, or gRPC"
+        " is the default"
+    ),
+    symbols=(
+        ("ray.serve.handle", "DeploymentHandle._init", "self"),
+        ("ray.serve.handle", "DeploymentHandle.options", _OPTIONS),
+        ("ray.serve._private.handle_options", "InitHandleOptions._run_router_in_separate_loop", ""),
+        ("ray.serve._private.handle_options", "DynamicHandleOptions._by_reference", ""),
+    ),
 )
-"""For `skim_common.symbols`."""
 
 
 def streaming_bytes(handle: DeploymentHandle) -> DeploymentHandle:

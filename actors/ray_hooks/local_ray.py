@@ -2,12 +2,18 @@
 
 from ray._private import worker
 
-HOOKED = (
-    ("ray._private.worker", "_global_node", ""),
-    ("ray._private.node", "Node.is_head", "self"),
-    ("ray._private.node", "Node.dead_processes", "self"),
+from skim_common.symbols import Hook
+
+HOOK = Hook(
+    what="a dead Ray",
+    how="Ray: `worker._global_node` and its `is_head`, `dead_processes`",
+    until="Ray's calls fail when its head is dead",
+    symbols=(
+        ("ray._private.worker", "_global_node", ""),
+        ("ray._private.node", "Node.is_head", "self"),
+        ("ray._private.node", "Node.dead_processes", "self"),
+    ),
 )
-"""For `skim_common.symbols`."""
 
 
 def dead_ray_process() -> str | None:

@@ -5,11 +5,24 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-HOOKED = (
-    ("ray.serve._private.proxy", "GenericProxy._is_draining", "self"),
-    ("ray.serve._private.http_util", "RequestIdMiddleware._app", ""),
+from skim_common.symbols import Hook
+
+HOOK = Hook(
+    what="Serve's proxies: one that drains, and HAProxy's configuration",
+    how=(
+        "Ray: `GenericProxy._is_draining`, found through `RequestIdMiddleware._app`; text only: five regular"
+        " expressions on Ray's template of HAProxy's configuration, and without a match Serve's own proxy is used"
+    ),
+    until=(
+        "Serve's proxy closes the connections of its clients when it drains; Ray's template has this, loopback"
+        " statistics, no splicing, `timeout http-request`, and a 503 before the first router"
+    ),
+    where=("actors/ray_hooks/proxy.py", "cluster/serve/proxy/haproxy_config.py"),
+    symbols=(
+        ("ray.serve._private.proxy", "GenericProxy._is_draining", "self"),
+        ("ray.serve._private.http_util", "RequestIdMiddleware._app", ""),
+    ),
 )
-"""For `skim_common.symbols`. Not HAProxy's template: without it Serve's own proxy is used."""
 
 
 def draining_of(app: ASGIApp) -> Callable[[], bool]:

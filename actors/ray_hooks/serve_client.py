@@ -2,8 +2,14 @@
 
 from ray.serve.context import _disconnect
 
-HOOKED = (("ray.serve.context", "_disconnect", ""),)
-"""For `skim_common.symbols`."""
+from skim_common.symbols import Hook
+
+HOOK = Hook(
+    what="a second Ray in one process",
+    how="Ray: `serve.context._disconnect` is called",
+    until="`ray.shutdown` drops Serve's client (`test_a_second_deployment_of_a_process_asks_its_own_serve`)",
+    symbols=(("ray.serve.context", "_disconnect", ""),),
+)
 
 
 def forget_earlier_serve() -> None:

@@ -24,6 +24,7 @@ from cluster.serve.placement import placement_options
 from kv_transfer.wire.codec import MAX_MESSAGE_BYTES
 from router.deployment import router_ingress
 from router.options.settings import RouterConfig
+from skim_common.symbols import Hook
 
 APP_NAME = "skim"
 
@@ -36,6 +37,13 @@ The number is large, so that Serve never gives up. Serve counts failed starts in
 controller's memory holds that a pool has run: with a small number, one start that the kernel kills for memory could end
 the pool. A wrong configuration still fails at once, because `cluster.serve.deployment` checks the first failed start.
 """
+
+HOOK = Hook(
+    what="Ray's environment variables",
+    how="Ray: names of the environment; tests look for each in Ray's files",
+    until="a variable is Ray's default",
+    where=("cluster/serve/app.py", "cluster/serve/placement.py", "cluster/serve/proxy/"),
+)
 
 SERVE_SWITCHES = {
     "RAY_SERVE_PROXY_USE_GRPC": "1",

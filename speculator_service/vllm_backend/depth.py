@@ -19,7 +19,17 @@ from typing import Any
 import torch
 from vllm.config import CompilationConfig
 
+from skim_common.symbols import Hook
 from speculator_service.vllm_backend.capture.scored_requests import Computed
+
+HOOK = Hook(
+    what="fewer layers for windows",
+    how=(
+        "vLLM: for a step of windows alone, `end_layer` of the model's loop over its layers is lowered, and"
+        " `do_not_compile` set"
+    ),
+    until="vLLM can end a forward at a layer",
+)
 
 
 def depth_of(computed: Sequence[Computed], requests: int) -> int | None:

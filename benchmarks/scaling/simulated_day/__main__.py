@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.gpu.presets import MODELS, make_folder
 from benchmarks.report.machine import machine
 from benchmarks.scaling.simulated_day.compare import SYSTEMS, compare
-from benchmarks.scaling.simulated_day.serve_delays import HOOKED
+from benchmarks.scaling.simulated_day.serve_delays import HOOK
 from benchmarks.scaling.simulated_day.traffic import DAY_S, RATES, daily
 from cluster.json_file import write_json
 from cluster.plan.engine import Model
@@ -27,7 +27,7 @@ MOST_REQUESTS = 500_000
 
 def simulated() -> dict[str, Any]:
     """The answer of `compare`, and the seconds that it took."""
-    RAY.check(HOOKED)
+    RAY.check(HOOK.symbols)
     gpu = gpu_named(GPU)
     with TemporaryDirectory() as folder:
         target, speculator = (

@@ -3,19 +3,25 @@
 from ray.serve import autoscaling_policy
 from ray.serve.config import AutoscalingConfig
 
-HOOKED = (
-    (
-        "ray.serve.autoscaling_policy",
-        "_apply_scaling_factors",
-        "desired_num_replicas current_num_replicas autoscaling_config",
-    ),
-    (
-        "ray.serve.autoscaling_policy",
-        "_apply_delay_logic",
-        "desired_num_replicas curr_target_num_replicas config policy_state _now",
+from skim_common.symbols import Hook
+
+HOOK = Hook(
+    what="gains and delays of Serve's autoscaler, in a benchmark alone",
+    how="Ray: `_apply_scaling_factors` and `_apply_delay_logic` are called",
+    until="these functions are public, or the benchmark goes",
+    symbols=(
+        (
+            "ray.serve.autoscaling_policy",
+            "_apply_scaling_factors",
+            "desired_num_replicas current_num_replicas autoscaling_config",
+        ),
+        (
+            "ray.serve.autoscaling_policy",
+            "_apply_delay_logic",
+            "desired_num_replicas curr_target_num_replicas config policy_state _now",
+        ),
     ),
 )
-"""For `skim_common.symbols`."""
 
 
 def settled(

@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 from skim_common.errors import SkimError
-from skim_common.symbols import VLLM
+from skim_common.symbols import VLLM, symbols_of
 
 
 def test_another_vllm_is_named() -> None:
@@ -18,13 +18,12 @@ def test_another_vllm_is_named() -> None:
 
 def test_each_symbol_that_is_gone_or_different_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from speculator_service.vllm_backend import hooked_symbols as speculator
-    from target_service.vllm_backend import start as target
-    from target_service.vllm_backend.speculation import draft_probs
-    from vllm_hooks import block_hash, engine, partial_blocks, positions_v1, positions_v2
+    from target_service.vllm_backend import continued_answers, logits_processors, start
+    from target_service.vllm_backend.speculation import decode_graphs, draft_probs, remote_config
+    from vllm_hooks.engine import SHARED
 
-    hooks = (engine, block_hash, partial_blocks, positions_v1, positions_v2)
-    shared = tuple(symbol for hook in hooks for symbol in hook.HOOKED)
-    symbols = (*shared, *speculator.HOOKED, *speculator.HOOKED_V2, *target.HOOKED, *draft_probs.HOOKED)
+    target = (start, continued_answers, logits_processors, decode_graphs, draft_probs, remote_config)
+    symbols = symbols_of((*SHARED, *speculator.HOOKS, *(module.HOOK for module in target)))
     VLLM.check(symbols)
     for symbol in symbols:
         module, name, _ = symbol

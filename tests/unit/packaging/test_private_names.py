@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.ray_hooks.check import HOOKED
+from actors.ray_hooks.check import SYMBOLS
 from benchmarks.scaling.simulated_day import serve_delays
 
 ROOT = Path(__file__).parents[3]
@@ -14,7 +14,9 @@ SHELF = "actors/ray_hooks/"
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests")
 PRIVATE_MODULES = ("ray._", "ray.serve._private", "ray.experimental.internal_kv")
 
-PRIVATE = {last for _, name, _ in (*HOOKED, *serve_delays.HOOKED) if (last := name.split(".")[-1]).startswith("_")}
+PRIVATE = {
+    last for _, name, _ in (*SYMBOLS, *serve_delays.HOOK.symbols) if (last := name.split(".")[-1]).startswith("_")
+}
 """The private names that the hooks need, which nobody else may read, set, call or pass."""
 
 ALLOWED = {

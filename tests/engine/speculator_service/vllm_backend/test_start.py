@@ -79,11 +79,12 @@ def test_every_method_that_is_overridden_is_checked():
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.worker.gpu_worker import Worker
 
-    from speculator_service.vllm_backend.hooked_symbols import HOOKED
+    from skim_common.symbols import symbols_of
+    from speculator_service.vllm_backend.hooked_symbols import HOOKS
     from speculator_service.vllm_backend.scheduler.scheduler import SpeculatorScheduler
     from speculator_service.vllm_backend.worker import SpeculatorWorker
 
-    checked = {name for _, name, _ in HOOKED}
+    checked = {name for _, name, _ in symbols_of(HOOKS)}
     for ours, theirs in ((SpeculatorScheduler, Scheduler), (SpeculatorWorker, Worker)):
         own = [cls for cls in ours.__mro__ if cls.__module__.startswith("speculator_service.")]
         methods = {name for cls in own for name, value in vars(cls).items() if inspect.isfunction(value)}

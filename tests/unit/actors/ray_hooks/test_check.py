@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from actors.ray_hooks import check
-from actors.ray_hooks.check import HOOKED, MODULES, check_ray
+from actors.ray_hooks.check import MODULES, SYMBOLS, check_ray
 from skim_common import symbols
 from skim_common.errors import SkimError
 from skim_common.symbols import RAY, VLLM
 
 ROOT = Path(__file__).parents[4]
-IDS = [f"{module}.{name}" for module, name, _ in HOOKED]
+IDS = [f"{module}.{name}" for module, name, _ in SYMBOLS]
 
 
 def test_the_installed_ray_has_all_of_them():
@@ -25,10 +25,10 @@ def test_the_installed_ray_has_all_of_them():
 def test_each_module_of_the_shelf_is_checked():
     names = {file.stem for file in Path(check.__file__).parent.glob("*.py")} - {"__init__", "check"}
     assert {module.__name__.rpartition(".")[2] for module in MODULES} == names
-    assert all(module.HOOKED for module in MODULES)
+    assert all(module.HOOK.symbols for module in MODULES)
 
 
-@pytest.mark.parametrize("symbol", HOOKED, ids=IDS)
+@pytest.mark.parametrize("symbol", SYMBOLS, ids=IDS)
 def test_a_renamed_symbol_is_named(monkeypatch, symbol):
     module, name, _ = symbol
     *path, last = name.split(".")
@@ -43,7 +43,7 @@ def test_a_renamed_symbol_is_named(monkeypatch, symbol):
         check_ray()
 
 
-@pytest.mark.parametrize("symbol", [one for one in HOOKED if one[2]], ids=lambda one: one[1])
+@pytest.mark.parametrize("symbol", [one for one in SYMBOLS if one[2]], ids=lambda one: one[1])
 def test_a_symbol_with_other_parameters_is_named(monkeypatch, symbol):
     module, name, _ = symbol
     *path, last = name.split(".")

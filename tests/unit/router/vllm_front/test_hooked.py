@@ -5,12 +5,12 @@ import importlib
 
 import pytest
 
-from router.vllm_front.app import HOOKED, build_openai_app
+from router.vllm_front.app import HOOKS, build_openai_app
 from skim_common import symbols
 from skim_common.errors import SkimError
 
 
-@pytest.mark.parametrize("symbol", HOOKED, ids=lambda one: one[1])
+@pytest.mark.parametrize("symbol", symbols.symbols_of(HOOKS), ids=lambda one: one[1])
 async def test_a_renamed_symbol_is_named_when_the_app_is_built(monkeypatch, symbol):
     module, name, _ = symbol
     *path, last = name.split(".")
