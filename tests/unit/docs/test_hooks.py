@@ -104,7 +104,7 @@ def test_each_way_to_hook_is_found(source: str):
     "source",
     [
         "from vllm.v1.metrics.loggers import StatLoggerBase\nclass Ours(StatLoggerBase): ...",
-        "from vllm.config import VllmConfig\nclass Ours:\n    def set(self, config: VllmConfig):\n        self.c = config",
+        "from vllm.config import VllmConfig\nclass Ours:\n    def set(self, c: VllmConfig):\n        self.c = c",
         "state.spent = state.prompt",
     ],
 )
