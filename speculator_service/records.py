@@ -9,6 +9,7 @@ import numpy as np
 from kv_transfer.messages import Int32Array
 from kv_transfer.options import SelectionOptions
 from kv_transfer.prefix_hash import block_hashes
+from skim_common.prefixes import common_prefix
 
 BLOCK_SIZE = 32
 """Tokens per hashed block: prompts that share less than one block have no record in common."""
@@ -60,7 +61,7 @@ class Records:
             if block in self._by_block:
                 record = next(reversed(self._by_block[block]))
                 self._records.move_to_end(record)
-                return Found(record, _common(record.token_ids, token_ids))
+                return Found(record, common_prefix(record.token_ids, token_ids))
         return None
 
     def add(
@@ -106,9 +107,3 @@ class Records:
     def tokens(self) -> int:
         """Tokens of all records' prompts."""
         return self._tokens
-
-
-def _common(a: Int32Array, b: Int32Array) -> int:
-    size = min(a.size, b.size)
-    different = a[:size] != b[:size]
-    return int(different.argmax()) if different.any() else size

@@ -33,6 +33,7 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
 from skim_common.errors import SkimError
+from skim_common.prefixes import common_prefix
 from skim_common.symbols import Hook
 from vllm_hooks.block_hash import position_offsets
 
@@ -148,7 +149,7 @@ class PartialBlockScheduler(Scheduler):
             if offered:
                 end = max(count, min(count + self.block_size, request.num_tokens - self._left))
                 wanted = _slots(request, count, end)
-                common, partial = max(((_common(p.slots, wanted), p) for p in offered), key=lambda found: found[0])
+                common, partial = max(((common_prefix(p.slots, wanted), p) for p in offered), key=lambda one: one[0])
                 if common:
                     return KVCacheBlocks(([*blocks.blocks[0], partial.block],)), count + common, boundary, diverged
         return blocks, count, boundary, diverged
@@ -225,10 +226,3 @@ def _slots(request: Request, start: int, end: int) -> Slots:
     """The contents of the slots [start, end). The hash before a partial block does not include their positions."""
     ids = np.array(request.all_token_ids[start:end], np.int64)
     return np.stack([ids, position_offsets(request, start, end)], 1)
-
-
-def _common(a: Slots, b: Slots) -> int:
-    """Length of the longest common prefix."""
-    size = min(len(a), len(b))
-    differ = np.flatnonzero((a[:size] != b[:size]).any(1))
-    return int(differ[0]) if differ.size else size

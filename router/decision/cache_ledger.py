@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kv_transfer.messages import Int32Array
+from skim_common.prefixes import common_prefix
 
 BLOCK_TOKENS = 128
 """Tokens of a block, here and in affinity keys: a prompt is hashed once for both."""
@@ -90,7 +91,7 @@ class CacheLedger:
             if known is None or (age := self._written - known.used_at) + known.kept > self.horizon:
                 break
             found, rest = Found(count * BLOCK_TOKENS, known.kept, age), known.rest
-        more = 0 if rest is None else _common(rest, ids[found.tokens :])
+        more = 0 if rest is None else common_prefix(rest, ids[found.tokens :])
         return Found(found.tokens + more, found.kept + more, found.age)
 
     def correct(self, found: Found, cached: int) -> None:
@@ -103,10 +104,3 @@ class CacheLedger:
         elif needed < self._share:
             # The geometric mean: a few misses are enough, and one miss on another replica is not too much.
             self._share = (self._share * needed) ** 0.5
-
-
-def _common(one: Int32Array, other: Int32Array) -> int:
-    """The number of tokens with which both begin."""
-    size = min(one.size, other.size)
-    differ = np.flatnonzero(one[:size] != other[:size])
-    return int(differ[0]) if differ.size else size

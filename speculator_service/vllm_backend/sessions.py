@@ -21,6 +21,7 @@ from kv_transfer.messages import Int32Array, KeptPrompt
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.wire.positions import encode_positions
 from skim_common.errors import SessionLostError
+from skim_common.prefixes import common_prefix
 from speculator_service.engine import Drafted
 from speculator_service.vllm_backend.scheduler.time_slicing import DRAFT_ARG
 
@@ -102,7 +103,7 @@ class EngineSessionTable:
 
         before: `session.read` when the round began.
         """
-        common = _common(before, asked)
+        common = common_prefix(before, asked)
         # The last token is computed again for its logits, and only whole blocks are sure to come from the cache.
         expected = min(common, asked.size - 1) // self._block_size * self._block_size
         self.counts.rounds += 1
@@ -113,13 +114,6 @@ class EngineSessionTable:
     def stats(self) -> dict[str, int]:
         """The counts, and `sessions`, the present number of sessions."""
         return {"sessions": len(self._sessions), **asdict(self.counts)}
-
-
-def _common(a: Int32Array, b: Int32Array) -> int:
-    """Length of the longest common prefix."""
-    size = min(a.size, b.size)
-    differ = np.flatnonzero(a[:size] != b[:size])
-    return int(differ[0]) if differ.size else size
 
 
 @dataclass(frozen=True, slots=True)
