@@ -83,7 +83,8 @@ def bm25(
     holding = np.bincount(held // starts.size, minlength=terms.size)
     rarity = np.log1p((starts.size - holding + 0.5) / (holding + 0.5))[held // starts.size]
     passage, frequency = held % starts.size, counts.astype(np.float64)
-    return np.bincount(passage, rarity * frequency / (frequency + saturation[passage]), starts.size)
+    summed = np.bincount(passage, rarity * frequency / (frequency + saturation[passage]), starts.size)
+    return summed.astype(np.float64, copy=False)
 
 
 def _mean_of_passages(
