@@ -31,7 +31,12 @@ def test_no_call_on_this_machine_goes_through_the_proxy(tmp_path: Path, front: s
         served = skim_serve(tmp_path / "skim.yaml", tmp_path, **environment)
         try:
             served.await_ready()
-            body = {"model": "skim-demo", "max_tokens": 4, "messages": [{"role": "user", "content": "A word. " * 400}]}
+            body = {
+                "model": "skim-demo",
+                "max_tokens": 4,
+                "messages": [{"role": "user", "content": "A word. " * 400}],
+                "speculative_prefill": {"explain_text": True},
+            }
             answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, trust_env=False, timeout=60)
             assert (answer.status_code, answer.headers["x-skim-mode"]) == (200, "speculative")
             row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
