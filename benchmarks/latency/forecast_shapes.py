@@ -100,7 +100,7 @@ def later_turns(number: int) -> Case:
 
 
 def adapter(number: int) -> Case:
-    return Case(Prompt(_document(number), {"model": ADAPTER}))
+    return _with_head(number, lambda messages: Prompt(messages, {"model": ADAPTER}))
 
 
 SHAPES: dict[str, Callable[[int], Case]] = {
@@ -123,7 +123,7 @@ def learned(number: int) -> list[Message]:
 
 
 def _with_head(number: int, prompt: Callable[[list[Message]], Prompt]) -> Case:
-    """The head was read in both modes before the first round."""
+    """What the rounds share was read in both modes before the first one."""
     before: list[Message] = list(make_document(2500, _seed(number) + 50).messages)
     modes: list[Mode] = ["dense", "speculative"] if number == 0 else []
     return Case(prompt(_document(number)), [(prompt(before), mode) for mode in modes])

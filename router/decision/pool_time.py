@@ -7,6 +7,7 @@ reads. A row of the table has the latest reads of one size, so many short prompt
 """
 
 import math
+import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
@@ -40,8 +41,8 @@ class Speeds(NamedTuple):
 class PoolTime:
     """One pool's time to read. clock: seconds. cost: of its model, as soon as it is known.
 
-    beside: reads of the same pool that are of another speed and wait in the same queue. Its times count until these
-    have been measured often enough.
+    beside: reads of the same pool that are of another speed and wait in the same queue. Until these have been measured
+    often enough, its times count, multiplied by what the first ones took longer.
     """
 
     def __init__(
@@ -74,10 +75,15 @@ class PoolTime:
     def estimate(self, read: Read) -> float | None:
         """Milliseconds of a read, without the queue; None before ENOUGH reads."""
         if not self.is_known:
-            return self._beside.estimate(read) if self._beside else None
+            return self._as_beside(self._beside, read) if self._beside else None
         if self._fitted is None:
             self._fitted = self._fit()
         return float(self._terms(read) @ self._fitted)
+
+    def _as_beside(self, beside: "PoolTime", read: Read) -> float | None:
+        found = beside.estimate(read)
+        longer = [took / (beside.estimate(earlier) or took) for earlier, took, _ in self._latest]
+        return found and found * statistics.median(longer or [1.0])
 
     @property
     def is_known(self) -> bool:

@@ -343,6 +343,8 @@ def test_adapters_have_times_of_their_own_and_the_queue_of_the_target():
         return forecaster.look(np.array(text(name, size), np.int32), None, OPTIONS, adapted=adapted)
 
     assert look("first", 8000, True).estimate == look("first", 8000, False).estimate, "nothing is measured with one yet"
+    forecaster.began(look("one", 3000, True), KeptPrompt.dense(text("one", 3000)), 0, 6000.0, 0.0)
+    assert look("first", 8000, True).estimate.dense == pytest.approx(16_000, rel=0.05), "one time tells how much slower"
     for size in (6000, 3000, 12_000):
         forecast = look(f"adapted {size}", size, True)
         forecaster.began(forecast, KeptPrompt.dense(forecast.ids), 0, 2.0 * size, 50.0)
