@@ -88,15 +88,16 @@ class SpeculatorActor(PoolActor):
     async def _select(self, payload: bytes) -> bytes:
         try:
             request = decode(payload, SelectRequest)
-            with self._tracer.span(SELECT, request.trace) as span, self._work.request(int(request.token_ids.size)):
-                async with Deadline.after(request.timeout_ms).limit():
+            envelope = request.envelope
+            with self._tracer.span(SELECT, envelope.trace) as span, self._work.request(request.size):
+                async with Deadline.after(envelope.timeout_ms).limit():
                     selection = await self._service.select(request)
                 note_selection(span, request.request_id, selection)
                 note_select_parts(span, selection, self._engine.info)
             if self._drafts is not None:
                 selection = begin_drafts(self._drafts, request, selection, self._service.draft_context(request))
             if selection.kept.session is not None:
-                self._draft_spans.begin(selection.kept.session.id, request.trace)
+                self._draft_spans.begin(selection.kept.session.id, envelope.trace)
             return encode(selection)
         except Exception as error:
             await self._watch.check()

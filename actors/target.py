@@ -68,7 +68,7 @@ class TargetActor(PoolActor):
         yield ACCEPTED
         try:
             request = decode(payload, GenerateRequest)
-            deadline = Deadline.after(request.timeout_ms)
+            deadline = Deadline.after(request.envelope.timeout_ms)
             tokens = int(request.prompt.token_ids.size)
             with answer_span(self._tracer, request, self._engine.info) as answer, self._work.request(tokens):
                 if self._engine_traces and (headers := answer.span.headers):

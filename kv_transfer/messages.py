@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kv_transfer.arrays import Float32Array as Float32Array
+from kv_transfer.arrays import Int32Array as Int32Array
+from kv_transfer.layout import TextLayout
 from kv_transfer.options import DecodeOptions, SelectionOptions
 
-Int32Array = npt.NDArray[np.int32]
-Float32Array = npt.NDArray[np.float32]
 ACCEPTED = b""
 """The first item of every stream of GenerateOutputs: the target replica has the request."""
 
@@ -109,70 +110,51 @@ class KeptPrompt:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Frame:
-    """What stands around a text in a chat of one user message, as the chat template writes it: int32 arrays of tokens.
+class Envelope:
+    """What a request to a pool says besides its work.
 
-    head: before the text. joint: between a text and the question about it. tail: after the question, up to the answer.
+    trace: headers that continue the request's trace (traceparent, tracestate, x-request-id); None: not traced.
+    affinity: names the prompt's prefix; requests with the same name prefer the same replicas. Empty: no preference.
+    timeout_ms: milliseconds until the request's deadline, when the message is sent; None: no deadline.
     """
 
-    head: Int32Array
-    joint: Int32Array
-    tail: Int32Array
+    trace: Mapping[str, str] | None = None
+    affinity: str = ""
+    timeout_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectRequest:
     """Router to speculator: score this prompt and choose the tokens to keep.
 
-    token_ids: int32 [M]. protected_spans: int32 [P, 2], half-open token ranges that are always kept.
+    token_ids: int32 [M]. layout: of the prompt.
     return_importance: return the M token scores too (for the explain view and `skim select`).
     cache_salt: prompts with different salts share no cached KV (vLLM's prefix-cache isolation).
     decode: options of the session to keep for drafting; None keeps no session.
-    trace: headers that continue the request's trace (traceparent, tracestate, x-request-id); None: not traced.
-    question: half-open token span of the question of the last user turn (all of the turn's text if it is short), also
-    if messages follow it. None: unknown; the last `options.protect_last` tokens then count as the question.
-    affinity: names the prompt's prefix; requests with the same name prefer the same replicas. Empty: no preference.
-    rate_spans, rates: int32 [R, 2] and float32 [R], half-open token ranges that have a keep rate of their own, in
-    (0, 1]. They are sorted and do not overlap. The rest of the prompt is selected by `options`.
-    timeout_ms: milliseconds until the request's deadline, when the message is sent; None: no deadline.
-    units: int32 [U], the first token of each unit of the text (`options.granularity` text), ascending from 0. The edges
-    of protected_spans and rate_spans are among them. Empty: the text is not known.
-    indents: int32 [U], the spaces and tabs before the text of the line in which each unit begins. Empty: not known.
-    links: int32 [L, 2], the pairs of units that share an identifier, such as an id or the name of a function. A unit
-    that shares one with the question is paired with itself.
-    frame: for `options.read` windows; None: the prompt is read as a whole.
     """
 
     request_id: str
     token_ids: Int32Array
     options: SelectionOptions = field(default_factory=SelectionOptions)
-    protected_spans: Int32Array = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    layout: TextLayout = field(default_factory=TextLayout)
     return_importance: bool = False
     cache_salt: str | None = None
     decode: DecodeOptions | None = None
-    trace: Mapping[str, str] | None = None
-    question: tuple[int, int] | None = None
-    affinity: str = ""
-    rate_spans: Int32Array = field(default_factory=lambda: np.empty((0, 2), np.int32))
-    rates: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
-    timeout_ms: float | None = None
-    units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
-    indents: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
-    links: Int32Array = field(default_factory=lambda: np.empty((0, 2), np.int32))
-    frame: Frame | None = None
+    envelope: Envelope = field(default_factory=Envelope)
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 1:
             raise ValueError(f"token_ids must be [M], not {list(self.token_ids.shape)}")
-        if self.question is not None and not 0 <= self.question[0] < self.question[1] <= self.token_ids.size:
-            raise ValueError(f"question must be a range inside the {self.token_ids.size} tokens, not {self.question}")
-        if self.protected_spans.ndim != 2 or self.protected_spans.shape[1] != 2:
-            raise ValueError(f"protected_spans must be [P, 2], not {list(self.protected_spans.shape)}")
-        if self.links.ndim != 2 or self.links.shape[1] != 2:
-            raise ValueError(f"links must be [L, 2], not {list(self.links.shape)}")
-        if self.rate_spans.shape != (self.rates.size, 2) or self.rates.ndim != 1:
-            shapes = f"{list(self.rate_spans.shape)} and {list(self.rates.shape)}"
-            raise ValueError(f"rate_spans and rates must be [R, 2] and [R], not {shapes}")
+
+    @property
+    def size(self) -> int:
+        """M, the number of the prompt's tokens."""
+        return int(self.token_ids.size)
+
+    @property
+    def droppable(self) -> npt.NDArray[np.bool_]:
+        """The tokens that a selection may drop, bool [M]."""
+        return ~self.layout.fixed(self.size, self.options.protect_last)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,8 +164,7 @@ class Selection:
     importance: float32 [M] if the request set return_importance, else None. coverage: the kept share of the total
     importance, 0 to 1. timings: milliseconds by part: queue, speculate, select. reused_tokens: leading kept tokens that
     stand in the kept prompt of an earlier request, in the same order. cached_tokens: as in Scores.
-    unit_scores: float32 [U], the mean importance of each unit (`spans.unit_starts`); None from a speculator of an
-    earlier release.
+    unit_scores: float32 [U], the mean importance of each unit (`TextLayout.unit_starts`); None: not known.
     """
 
     kept: KeptPrompt
@@ -227,7 +208,6 @@ class GenerateRequest:
     keyword arguments of vLLM's `AsyncLLM.generate` (trace_headers, reasoning_ended, ...); other engines ignore them.
     prefill_only, kv_blocks: the two legs of a split target. The prefill leg has prefill_only set and returns where the
     KV blocks are (`GenerateOutput.kv_blocks`). The decode leg gets these kv_blocks and produces the answer.
-    trace, affinity, timeout_ms: as in SelectRequest.
     answered: the last `answered` tokens of the prompt are the start of the answer, which the client already has. They
     count as output tokens for sampling and for max_tokens. The outputs hold only what follows them.
     interval_ms: at least so many milliseconds between two outputs; tokens that come sooner travel with the next ones.
@@ -242,10 +222,8 @@ class GenerateRequest:
     decode: DecodeOptions = field(default_factory=lambda: DecodeOptions())
     prefill_only: bool = False
     kv_blocks: Mapping[str, Any] | None = None
-    trace: Mapping[str, str] | None = None
-    affinity: str = ""
+    envelope: Envelope = field(default_factory=Envelope)
     answered: int = 0
-    timeout_ms: float | None = None
     interval_ms: float = 0.0
 
     def __post_init__(self) -> None:

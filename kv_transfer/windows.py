@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Float32Array, Frame, Int32Array, SelectRequest
+from kv_transfer.layout import Frame, TextLayout
+from kv_transfer.messages import Float32Array, Int32Array, SelectRequest
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import droppable, spans_of
+from kv_transfer.spans import spans_of
 
 QUESTION_SHARE = 4
 """A question takes at most this fraction (1/4) of a window. Of a longer one, its beginning and its end are read."""
@@ -37,11 +38,10 @@ class WindowPlan:
     around: int
 
     @classmethod
-    def of(
-        cls, may_drop: npt.NDArray[np.bool_], question: tuple[int, int] | None, frame: Frame | None, size: int
-    ) -> "WindowPlan | None":
+    def of(cls, may_drop: npt.NDArray[np.bool_], layout: TextLayout, size: int) -> "WindowPlan | None":
         """None for a prompt that is read as a whole: its question or frame is unknown, or its windows could compute
         more than MOST_COMPUTED. may_drop: bool [M]. size: `window_tokens`."""
+        question, frame = layout.question, layout.frame
         if question is None or frame is None:
             return None
         asked = min(question[1] - question[0], size // QUESTION_SHARE)
@@ -92,7 +92,7 @@ def _joined(texts: Int32Array, size: int) -> tuple[Window, ...]:
 
 def plan_of(request: SelectRequest) -> WindowPlan | None:
     """The plan of a request's windows; None if its prompt is read as a whole, whatever the options say."""
-    return WindowPlan.of(droppable(request), request.question, request.frame, request.options.window_tokens)
+    return WindowPlan.of(request.droppable, request.layout, request.options.window_tokens)
 
 
 def asks_for_windows(request: SelectRequest) -> bool:
@@ -113,8 +113,8 @@ class WindowsRequest:
     model: `ModelInfo.path` of the speculator that asks; the scores of another model cannot be compared.
     token_ids: int32 [T], the tokens of all windows, one window after another. ends: int32 [W], where each window ends
     in token_ids. question: int32 [Q], the tokens of the question that is read after each. frame: what stands around a
-    window. cache_salt, timeout_ms: as in SelectRequest. heads: `ModelInfo.heads` of the speculator that asks; the
-    scores of other heads cannot be compared.
+    window. cache_salt, timeout_ms: as in SelectRequest and its Envelope. heads: `ModelInfo.heads` of the speculator
+    that asks; the scores of other heads cannot be compared.
     """
 
     request_id: str

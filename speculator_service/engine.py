@@ -29,7 +29,7 @@ class ScoreRequest:
     """A prompt to score.
 
     token_ids: int32 [M]. cache_salt: prompts with different salts share no cached KV. keep_session: keep the prompt's
-    KV for `draft`, as session `request_id`. question: as in SelectRequest; its tokens' queries score the prompt if
+    KV for `draft`, as session `request_id`. question: half-open token span; its tokens' queries score the prompt if
     `options.score_queries` says so (`scoring.score_queries`). window: the prompt is read for these scores alone, so an
     engine may leave out the layers above the scored ones. No other kind of request finds its KV (`engine_salt`).
     """

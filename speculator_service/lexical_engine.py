@@ -11,15 +11,14 @@ from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from skim_common.models.info import ModelInfo
 from speculator_service.engine import Drafted, ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.scoring.lexical import lexical_importance
-from speculator_service.scoring.units import NO_UNITS
 
 
 def score_lexically(request: SelectRequest) -> Scores:
     """The scores of `scoring.lexical`. Without a question, the last `options.protect_last` tokens are the question."""
     began = perf_counter()
-    size, options = int(request.token_ids.size), request.options
-    asked = request.question or (max(0, size - options.protect_last), size)
-    units = request.units if options.granularity == "text" else NO_UNITS
+    size, options = request.size, request.options
+    asked = request.layout.question or (max(0, size - options.protect_last), size)
+    units = request.layout.units if options.granularity == "text" else None
     importance = torch.from_numpy(lexical_importance(request.token_ids, asked, options.chunk_size, units))
     return Scores(importance, [], {"queue": 0.0, "speculate": 1e3 * (perf_counter() - began)})
 

@@ -23,7 +23,7 @@ class Record:
     """What was kept for one prompt.
 
     token_ids: int32 [M], the prompt. positions: int32 [K], the kept positions in cache order. options: those of the
-    request, and regions its protected spans, rate_spans, rates, units, indents and links as bytes. blocks: the prompt's
+    request, and regions what of its layout decides what is kept, as bytes. blocks: the prompt's
     block hashes, which contain the cache salt.
     """
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 
 from kv_transfer.messages import SelectRequest
-from kv_transfer.spans import droppable
 from skim_common.errors import SkimError
 from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.lexical_engine import score_lexically
@@ -28,7 +27,7 @@ async def scores_of(
     options = request.options
     if options.selector == "lexical":
         return await asyncio.to_thread(score_lexically, request)
-    adds_lexical = request.question is not None and options.bm25_weight > 0
+    adds_lexical = request.layout.question is not None and options.bm25_weight > 0
     # A worker thread looks the words up while the engine reads.
     lexical = asyncio.create_task(asyncio.to_thread(score_lexically, request)) if adds_lexical else None
     if reads_in_windows(engine, request):
@@ -41,7 +40,7 @@ async def scores_of(
                 options,
                 cache_salt=request.cache_salt,
                 keep_session=keep_session,
-                question=last_question(request),
+                question=request.layout.final_question(request.droppable),
             )
         )
     if scores.importance.shape != request.token_ids.shape:
@@ -51,12 +50,5 @@ async def scores_of(
         return scores
     attention, words = scores.importance.to("cpu", torch.float32).numpy(), (await lexical).importance.numpy()
     return replace(
-        scores, importance=torch.from_numpy(with_lexical(attention, words, options.bm25_weight, droppable(request)))
+        scores, importance=torch.from_numpy(with_lexical(attention, words, options.bm25_weight, request.droppable))
     )
-
-
-def last_question(request: SelectRequest) -> tuple[int, int] | None:
-    """The question, if all that may be dropped stands before it: not, for example, before a tool's result, which the
-    question's tokens do not see."""
-    asked = request.question
-    return None if asked is None or droppable(request)[asked[1] :].any() else asked

@@ -12,7 +12,6 @@ import torch
 from kv_transfer.drafts import UNDRAFTED
 from kv_transfer.limits.speculator import check_ids, check_request
 from kv_transfer.messages import Int32Array, KeptPrompt, Selection, SelectRequest, SessionHandle
-from kv_transfer.spans import droppable, mask_of, regions_of, unit_starts
 from kv_transfer.windows import WindowScores, WindowsRequest, decided
 from skim_common.errors import SkimError
 from skim_common.models.info import ModelInfo
@@ -21,7 +20,7 @@ from speculator_service.reading.peers import Peers
 from speculator_service.reading.read import reads_in_windows
 from speculator_service.reading.windows import read_windows
 from speculator_service.records import MAX_TOKENS, Found, Record, Records
-from speculator_service.request_scores import last_question, scores_of
+from speculator_service.request_scores import scores_of
 from speculator_service.scoring.extension import Extended, KnownPrefix, Prompt, extend
 from speculator_service.scoring.selection import coverage, select
 from speculator_service.scoring.units import unit_means
@@ -114,7 +113,7 @@ class SpeculatorService:
         if not self.address or decode is None:
             return None
         limit = min(self.info.max_model_len, self.info.max_position)
-        if request.token_ids.size + UNDRAFTED >= limit:
+        if request.size + UNDRAFTED >= limit:
             return None
         if reads_in_windows(self.engine, request):
             return "kept"
@@ -144,12 +143,13 @@ class SpeculatorService:
         prompt = KeptPrompt(
             token_ids=request.token_ids[kept.positions],
             positions=kept.positions,
-            context_length=int(request.token_ids.size),
+            context_length=request.size,
             look_ahead_tokens=np.array(scores.look_ahead_tokens, np.int32),
             session=SessionHandle(self.address, request.request_id) if self.address and context else None,
         )
         timings = {**scores.timings, "select": (time.perf_counter() - start) * 1e3}
         importance = scores.importance.to("cpu", torch.float32).numpy()
+        starts = request.layout.unit_starts(importance.size, request.options)
         return Selection(
             prompt,
             share,
@@ -157,7 +157,7 @@ class SpeculatorService:
             timings,
             kept.reused,
             scores.cached_tokens,
-            unit_means(importance, unit_starts(importance.size, request.options, request.units)).astype(np.float32),
+            unit_means(importance, starts).astype(np.float32),
         )
 
     def _choose(
@@ -170,12 +170,9 @@ class SpeculatorService:
         if request.options.reuse != "on":
             return Extended(fresh, 0), share
         found = self._find(request, scores)
-        options = request.options.covering(int(droppable(request).sum()))
+        options = request.options.covering(int(request.droppable.sum()))
         importance = scores.importance.to("cpu", torch.float32).numpy()
-        given = request.protected_spans, request.rate_spans
-        protected, rated = (mask_of(spans.tolist(), importance.size) for spans in given)
-        of_text = request.units, request.indents, request.links
-        prompt = Prompt(importance, fresh, protected, options, last_question(request), rated, *of_text)
+        prompt = Prompt(importance, fresh, options, request.layout)
         remember = partial(
             self.records.add,
             request.token_ids,
@@ -205,7 +202,7 @@ class SpeculatorService:
         if reads_in_windows(self.engine, request):
             return found  # what is cached of windows says nothing about the prompt's beginning
         # The engine may read the question again although it is in the cache. Its own tokenizer may count fewer tokens.
-        asked = last_question(request) or (found.common, found.common)
+        asked = request.layout.final_question(request.droppable) or (found.common, found.common)
         expected = min(found.common, asked[0]) // 4 - BLOCK_TOKENS
         if scores.cached_tokens >= expected:
             return found
@@ -226,10 +223,8 @@ class SpeculatorService:
 
 def _fresh_selection(request: SelectRequest, scores: Scores) -> tuple[Int32Array, float]:
     """What `select` keeps of a prompt without a record, int32 [F], and its share of the importance."""
-    options = request.options.covering(int(droppable(request).sum()))
-    regions = regions_of(request.rate_spans, request.rates)
-    of_text = request.units, request.indents, request.links
-    chosen, share = select(scores.importance, options, request.protected_spans.tolist(), regions, *of_text)
+    options = request.options.covering(int(request.droppable.sum()))
+    chosen, share = select(scores.importance, options, request.layout)
     return chosen.numpy().astype(np.int32), share
 
 
@@ -241,5 +236,6 @@ def _answers(record: Record, request: SelectRequest) -> bool:
 
 def _regions(request: SelectRequest) -> tuple[bytes, ...]:
     """The regions of a request with rules of their own, as `Record.regions`."""
-    parts = (request.protected_spans, request.rate_spans, request.rates, request.units, request.indents, request.links)
+    layout = request.layout
+    parts = layout.protected, layout.rate_spans, layout.rates, layout.units, layout.indents, layout.links
     return tuple(part.tobytes() for part in parts)

@@ -17,7 +17,7 @@ class DraftSpans:
         self._open: dict[str, tuple[AbstractContextManager[Span], Span]] = {}
 
     def begin(self, session: str, trace: Mapping[str, str] | None) -> None:
-        """trace: as in SelectRequest."""
+        """trace: as in Envelope."""
         entered = self._tracer.span(DRAFT, trace)
         span = entered.__enter__()
         if span.recording:

@@ -108,7 +108,8 @@ class AnswerSpan:
 def answer_span(tracer: Tracer, request: GenerateRequest, info: ModelInfo) -> Iterator[AnswerSpan]:
     """A span around a target's work on `request`: skim.target.generate, or prefill_leg and decode_leg if split."""
     whole = "decode_leg" if request.kv_blocks is not None else "generate"
-    with tracer.span(f"skim.target.{'prefill_leg' if request.prefill_only else whole}", request.trace) as span:
+    leg = "prefill_leg" if request.prefill_only else whole
+    with tracer.span(f"skim.target.{leg}", request.envelope.trace) as span:
         if span.recording:
             prompt = request.prompt
             span.set(

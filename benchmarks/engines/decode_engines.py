@@ -19,9 +19,8 @@ from benchmarks.engines import documents
 from benchmarks.engines.documents import Kind
 from benchmarks.report.progress import Progress
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
-from cluster.in_process.prompts import RenderedPrompt, no_spans
 from kv_transfer.drafts import DraftReply, DraftRequest
-from kv_transfer.messages import KeptPrompt
+from kv_transfer.messages import KeptPrompt, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim_common.environment import CORES, with_environment
 from skim_common.models.source import local_folder
@@ -177,8 +176,8 @@ class DecodeEngines:
         messages = documents.messages(self.settings.documents, prompt_tokens, seed, self.speculator.tokenizer)
         ids = self.speculator.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         options = SelectionOptions(keep_rate=self.settings.keep_rate, look_ahead=self.settings.look_ahead)
-        prompt = RenderedPrompt(np.asarray(ids, np.int32), no_spans())
-        return (await self.speculator.select(prompt, options, decode=mode.decode)).kept
+        name, prompt = self.speculator.name("select"), np.asarray(ids, np.int32)
+        return (await self.speculator.select(SelectRequest(name, prompt, options, decode=mode.decode))).kept
 
     async def _decode(self, target: AsyncPair, prompt: KeptPrompt, mode: Mode) -> "_Answer":
         settings, decode = self.settings, mode.decode

@@ -21,11 +21,10 @@ from benchmarks.gpu.pair import Decoded, Timed
 from benchmarks.gpu.presets import Preset, configs, make_folder
 from benchmarks.gpu.torch_model import CHUNK
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
-from cluster.in_process.prompts import RenderedPrompt, no_spans
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
-from kv_transfer.messages import Frame, Int32Array, KeptPrompt, SessionHandle
+from kv_transfer.layout import Frame, TextLayout
+from kv_transfer.messages import Int32Array, KeptPrompt, SelectRequest, SessionHandle
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from router.prompt.contents import ChatContents
 from skim_common.errors import SkimError
 from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model, text_config
@@ -140,10 +139,11 @@ class VllmPair:
         return await self.read_kept(KeptPrompt.dense(ids))
 
     async def skim(self, ids: Int32Array, options: SelectionOptions) -> Timed:
-        prompt, salt = _prompt(ids), self._pair.name("gpu")
+        name, salt = self._pair.name("select"), self._pair.name("gpu")
+        request = SelectRequest(name, ids, options, _layout(ids), cache_salt=salt)
         before = await self._scoring_ms()
         began = time.perf_counter()
-        selection = await self._pair.select(prompt, options, cache_salt=salt)
+        selection = await self._pair.select(request)
         selected = time.perf_counter()
         prefill = await self.read_kept(selection.kept)
         total = 1e3 * (selected - began) + prefill
@@ -245,10 +245,11 @@ class VllmPair:
         return DraftReply(request.sequence, [self._forced[row.session].drafts(row) for row in request.rows])
 
 
-def _prompt(ids: Int32Array) -> RenderedPrompt:
-    """A prompt of these tokens with a question at its end."""
-    end, units = int(ids.size), np.arange(0, ids.size, UNIT, dtype=np.int32)
-    return RenderedPrompt(ids, no_spans(), (end - QUESTION, end), chat=ChatContents((), None, FRAME), units=units)
+def _layout(ids: Int32Array) -> TextLayout:
+    """The layout of a prompt of these tokens with a question at its end."""
+    question = np.array([(ids.size - QUESTION, ids.size)], np.int32)
+    units = np.arange(0, ids.size, UNIT, dtype=np.int32)
+    return TextLayout(units=units, questions=question, frame=FRAME)
 
 
 def _make_profile(folder: str) -> str:

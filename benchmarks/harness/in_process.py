@@ -8,11 +8,14 @@ from typing import Any
 
 from benchmarks.harness.chat_client import Timed
 from cluster.in_process.async_pair import AsyncPair
-from cluster.in_process.prompts import RenderedPrompt, load_tokenizer, render
+from cluster.in_process.prompts import load_tokenizer, render
 from demo_models.documents import make_document
-from kv_transfer.messages import KeptPrompt
+from kv_transfer.layout import TextLayout
+from kv_transfer.messages import KeptPrompt, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.sampling import DELTA, FINAL_ONLY
+from router.options.request import PrefillOptions
+from router.prompt.rendered import RenderedPrompt
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +24,11 @@ class ChatPrompt:
 
     messages: list[dict[str, Any]]
     rendered: RenderedPrompt
+    layout: TextLayout
+
+    def request(self, name: str, options: SelectionOptions, *, return_importance: bool = False) -> SelectRequest:
+        """What a router sends to the speculator. name: the request's id."""
+        return SelectRequest(name, self.rendered.token_ids, options, self.layout, return_importance)
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,8 @@ class InProcess:
     async def speculative(self, prompt: ChatPrompt, stream: bool) -> Timed:
         """Select and generate. parts: those of the engines, and the rest of each call (`..._hop`)."""
         began = time.perf_counter()
-        selection = await self.pair.select(prompt.rendered, SelectionOptions(keep_rate=self.keep_rate))
+        request = prompt.request(self.pair.name("select"), SelectionOptions(keep_rate=self.keep_rate))
+        selection = await self.pair.select(request)
         elapsed = 1e3 * (time.perf_counter() - began)
         answer = await self._generate(selection.kept, stream)
         parts = dict(selection.timings)
@@ -71,4 +80,5 @@ def unseen_prompts(model: str, tokens: int, seed: int) -> Iterator[ChatPrompt]:
     tokenizer = load_tokenizer(model)
     for number in count(seed):
         messages = make_document(tokens, number).messages
-        yield ChatPrompt(messages, render(messages, tokenizer))
+        rendered = render(messages, tokenizer)
+        yield ChatPrompt(messages, rendered, rendered.layout(PrefillOptions()))

@@ -21,10 +21,9 @@ from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from benchmarks.report.statistics import spread
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
-from cluster.in_process.prompts import RenderedPrompt
+from kv_transfer.layout import TextLayout
 from kv_transfer.messages import Selection
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import unit_starts
 from kv_transfer.wire.codec import decode, encode
 from router.explain.explained import Explained
 from router.explain.selection_log import Entry, SelectionLog
@@ -79,11 +78,11 @@ async def _round(pair: AsyncPair, prompt: ChatPrompt, keep_rate: float) -> dict[
     timed = await InProcess(pair, keep_rate, answer_tokens=1).speculative(prompt, stream=True)
     options = SelectionOptions(keep_rate=keep_rate)
     # The same prompt again: the prefix cache has it.
-    selection = await pair.select(prompt.rendered, options, return_importance=True)
-    return {"ttft_ms": timed.first_ms, **added(selection, options, prompt.rendered)}
+    selection = await pair.select(prompt.request(pair.name("select"), options, return_importance=True))
+    return {"ttft_ms": timed.first_ms, **added(selection, options, prompt.layout)}
 
 
-def added(selection: Selection, options: SelectionOptions, prompt: RenderedPrompt) -> dict[str, float]:
+def added(selection: Selection, options: SelectionOptions, layout: TextLayout) -> dict[str, float]:
     """Milliseconds of each part, in CPU time, for a selection with importance; `bytes` that cross the wire in addition.
 
     reading_ms: the JSON values of the explain view. They are made when they are asked for, not before the first token.
@@ -92,8 +91,8 @@ def added(selection: Selection, options: SelectionOptions, prompt: RenderedPromp
     assert importance is not None
     bare = replace(selection, importance=None, unit_scores=None)
     told = replace(bare, unit_scores=selection.unit_scores)
-    explained, log = Explained(told, options, prompt.protected, prompt.units, dict(told.timings)), SelectionLog()
-    starts = unit_starts(importance.size, options, prompt.units)
+    explained, log = Explained(told, options, layout, dict(told.timings)), SelectionLog()
+    starts = layout.unit_starts(importance.size, options)
     with_scores, without = (_median_ms(partial(_cross, sent)) for sent in (told, bare))
     parts = {
         "scores_ms": _median_ms(lambda: unit_means(importance, starts).astype(np.float32)),

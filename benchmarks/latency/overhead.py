@@ -255,7 +255,7 @@ def _ids_client(session: aiohttp.ClientSession, url: str, settings: OverheadSett
 
     async def send(prompt: ChatPrompt, stream: bool) -> Timed:
         options: dict[str, Any] = {"enabled": "always", "keep_rate": settings.keep_rate}
-        options["protected_spans"] = prompt.rendered.protected.tolist()
+        options["protected_spans"] = prompt.layout.protected.tolist()
         # The same engines have just read this prompt as a chat request; the salt makes them read it again.
         fields = {
             "prompt": prompt.rendered.token_ids.tolist(),

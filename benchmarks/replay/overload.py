@@ -33,6 +33,7 @@ from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CallState
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
+from router.prompt.rendered import RenderedPrompt
 from skim_common.deadline import Deadline
 from skim_common.errors import DeadlineError
 
@@ -89,7 +90,7 @@ class _Skim:
             "ignore_eos": True,
             "output_kind": DELTA,
         }
-        prompt = Prompt(ids, sampling, self._settings.answer_tokens)
+        prompt = Prompt(RenderedPrompt(np.array(ids, np.int32)), sampling, self._settings.answer_tokens)
         try:
             async with aclosing(self._dispatcher.run(str(number), prompt, context)) as outputs:
                 async for _ in outputs:

@@ -24,6 +24,7 @@ from benchmarks.replay.results import Replayed
 from benchmarks.replay.trace import scaled, token_ids
 from benchmarks.replay.virtual_time import run
 from benchmarks.report.progress import Progress
+from cluster.in_process.pools import Unmetered
 from kv_transfer.messages import (
     GenerateOutput,
     GenerateRequest,
@@ -43,6 +44,7 @@ from router.options.settings import RouterConfig
 from router.pools.interface import unwatched
 from router.pools.prefix_affinity import PrefixKeys, preferred
 from router.pools.serve_pools import Admitted
+from router.prompt.rendered import RenderedPrompt
 from skim_common.models.info import ModelInfo
 from speculator_service.service import SpeculatorService
 
@@ -105,26 +107,20 @@ class MockPools:
         return len(self._targets.engines)
 
     async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
-        with self._services.taken(request.affinity) as service:
+        with self._services.taken(request.envelope.affinity) as service:
             selection = await service.select(decode(encode(request), SelectRequest))
         return decode(encode(selection), Selection)
 
     async def generate(
         self, request: GenerateRequest, admitted: Admitted = unwatched
     ) -> AsyncGenerator[GenerateOutput, None]:
-        with self._targets.taken(request.affinity) as target:
+        with self._targets.taken(request.envelope.affinity) as target:
             async with aclosing(target.generate(decode(encode(request), GenerateRequest))) as outputs:
                 async for output in outputs:
                     yield decode(encode(output), GenerateOutput)
 
     async def end_session(self, session: SessionHandle) -> None:
         """No session is kept, because nothing drafts."""
-
-
-class Unmetered:
-    """A Meter that records nothing."""
-
-    def record(self, name: str, value: float, **tags: str) -> None: ...
 
 
 class _Skim:
@@ -143,7 +139,7 @@ class _Skim:
         loop = asyncio.get_running_loop()
         began = loop.time()
         context = CallState(Request(self._options, self._decode.decode))
-        prompt = Prompt(ids.tolist(), _sampling(answer_tokens), answer_tokens)
+        prompt = Prompt(RenderedPrompt(ids), _sampling(answer_tokens), answer_tokens)
         await asyncio.sleep(self._router_ms / 1e3)
         first, cached = await _read(self._dispatcher.run(str(number), prompt, context))
         [outcome] = context.prompts

@@ -295,7 +295,7 @@ def select(
     json_file: JsonFile = None,
 ) -> None:
     """Run only the speculator and see what it keeps of a prompt."""
-    from cluster.commands.tools import read_options, read_prompt, run_select
+    from cluster.commands.tools import read_options, read_prompt, read_ranges, run_select
 
     options = read_options(speculator_options, "--speculator-options")
     selection = {
@@ -304,7 +304,8 @@ def select(
         "granularity": granularity,
         "chunk_size": chunk_size,
     }
-    prompt = read_prompt(target or speculator, prompt_file, prompt_ids, chat=chat, keep_ranges=keep_ranges)
+    prompt = read_prompt(target or speculator, prompt_file, prompt_ids, chat=chat)
+    selection["keep_ranges"] = read_ranges(keep_ranges, prompt)
     shown = Console(highlight=False)
     _finish(run_select(speculator, target or speculator, prompt, selection, engine, options, shown), json_file)
 

@@ -11,36 +11,33 @@ from rich.console import Console
 from rich.text import Text
 
 from cluster.in_process.pair import Pair
-from cluster.in_process.prompts import RenderedPrompt, as_token_ids, load_tokenizer, no_spans, render
+from cluster.in_process.prompts import as_token_ids, load_tokenizer, render
 from cluster.json_file import read_json, read_text
 from router.options.request import PREFILL, PrefillOptions
+from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import SkimError
 
 
-def read_prompt(
-    model: Path, text_file: Path | None, ids_file: Path | None, *, chat: bool, keep_ranges: str = "[]"
-) -> RenderedPrompt:
-    """The prompt from a text file or a JSON list of token ids, as `skim.Pair` reads it.
-
-    keep_ranges: the option of this name as JSON; only for text that is no chat. Raises SkimError.
-    """
-    ranges = PREFILL.resolve(PrefillOptions(), None, {"keep_ranges": _json(keep_ranges)})
-    if ranges.keep_ranges and (text_file is None or chat):
-        raise SkimError("--keep-ranges counts characters of --prompt-file: leave out --prompt-ids and --chat")
+def read_prompt(model: Path, text_file: Path | None, ids_file: Path | None, *, chat: bool) -> RenderedPrompt:
+    """The prompt from a text file or a JSON list of token ids, as `skim.Pair` reads it. Raises SkimError."""
     if (text_file is None) == (ids_file is None):
         raise SkimError("give the prompt by either --prompt-file or --prompt-ids")
     if ids_file is not None:
-        return RenderedPrompt(as_token_ids(_read_ids(ids_file)), no_spans())
+        return RenderedPrompt(as_token_ids(_read_ids(ids_file)))
     assert text_file is not None
     text = read_text(text_file)
-    return render([{"role": "user", "content": text}] if chat else text, load_tokenizer(str(model)), ranges)
+    return render([{"role": "user", "content": text}] if chat else text, load_tokenizer(str(model)))
 
 
-def _json(text: str) -> Any:
+def read_ranges(text: str, prompt: RenderedPrompt) -> Any:
+    """The option `keep_ranges` in a flag's JSON; only for text that is no chat. Raises SkimError."""
     try:
-        return json.loads(text)
+        ranges = json.loads(text)
     except ValueError:
-        return text
+        ranges = text
+    if ranges and (prompt.text is None or prompt.chat is not None):
+        raise SkimError("--keep-ranges counts characters of --prompt-file: leave out --prompt-ids and --chat")
+    return ranges
 
 
 def _read_ids(file: Path) -> list[int]:
@@ -73,7 +70,7 @@ def run_select(
 ) -> dict[str, Any]:
     """Score a prompt on one speculator engine; prints it with its kept tokens highlighted.
 
-    target: the model whose tokens the prompt has. selection: fields of SelectionOptions. kind, options: the engine and
+    target: the model whose tokens the prompt has. selection: fields of PrefillOptions. kind, options: the engine and
     its options. Raises SkimError.
     """
     prefill = PREFILL.resolve(PrefillOptions(), None, selection)

@@ -9,12 +9,13 @@ from urllib.parse import quote
 import httpx
 
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
-from cluster.in_process.prompts import Messages, RenderedPrompt, load_tokenizer, render
+from cluster.in_process.prompts import Messages, load_tokenizer, render
 from cluster.json_file import read_json, read_text
-from kv_transfer.spans import regions_of
+from kv_transfer.messages import SelectRequest
 from router.explain.explained import Explained
 from router.explain.prompt_text import PromptText, message_spans, read_token_text
 from router.options.request import PrefillOptions
+from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import SkimError
 from skim_common.proxies import client_options
 from speculator_service.translation.token_text import TokenText
@@ -61,19 +62,18 @@ def from_prompt(
     """
     tokenizer, tokens = load_tokenizer(target), read_token_text(target)
     rendered = render(prompt, tokenizer, options)
+    layout = rendered.layout(options)
 
     async def select() -> Explained:
         settings = EngineSettings(speculator, engine, engine_options or {})
         pair = AsyncPair(speculator=settings, reads_for=target)
         try:
             await pair.ensure_heads()
-            selection = await pair.select(rendered, options.selection)
+            request = SelectRequest(pair.name("select"), rendered.token_ids, options.selection, layout)
+            selection = await pair.select(request)
         finally:
             await pair.close()
-        regions = regions_of(rendered.rate_spans, rendered.rates)
-        return Explained(
-            selection, options.selection, rendered.protected, rendered.units, selection.timings, regions=regions
-        )
+        return Explained(selection, options.selection, layout, selection.timings)
 
     explained = asyncio.run(select())
     return Source(explained.as_json(), _text(rendered, tokens))

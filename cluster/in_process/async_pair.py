@@ -11,10 +11,17 @@ from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from cluster.in_process.prompts import RenderedPrompt, load_tokenizer
+from cluster.in_process.prompts import load_tokenizer
 from kv_transfer.drafts import DraftReply, DraftRequest
-from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest
-from kv_transfer.options import DecodeOptions, SelectionOptions
+from kv_transfer.messages import (
+    GenerateOutput,
+    GenerateRequest,
+    KeptPrompt,
+    Selection,
+    SelectRequest,
+    SessionHandle,
+)
+from kv_transfer.options import DecodeOptions
 from skim_common.environment import with_environment
 from skim_common.errors import SkimError
 from skim_common.models.info import inspect_model
@@ -103,6 +110,10 @@ class AsyncPair:
             raise
 
     @property
+    def has_speculator(self) -> bool:
+        return self._speculator is not None
+
+    @property
     def speculator(self) -> "SpeculatorEngine":
         """The speculator's engine. Raises SkimError if this pair was opened without one."""
         if self._speculator is None:
@@ -160,42 +171,17 @@ class AsyncPair:
                 self._address = f"{HOST}:{await self._server.start()}"
         return self._address
 
-    async def select(
-        self,
-        prompt: RenderedPrompt,
-        options: SelectionOptions,
-        *,
-        decode: DecodeOptions | None = None,
-        return_importance: bool = False,
-        cache_salt: str | None = None,
-    ) -> Selection:
-        """Score the prompt [M] and choose what is kept.
+    async def select(self, request: SelectRequest) -> Selection:
+        """Score the prompt [M] and choose what is kept. With decode method remote, that leaves a drafting session.
 
-        decode: how the answer's decoding is speculated; with method remote, the selection leaves a drafting session.
-        return_importance, cache_salt: as in SelectRequest.
         Raises InvalidRequestError for a prompt that the speculator cannot take, EngineUnavailableError if it is dead.
         """
         from speculator_service.drafting.begin import begin_drafts
         from speculator_service.service import SpeculatorService
 
-        remote = decode if decode is not None and decode.method == "remote" else None
-        address = None if remote is None else await self.draft_address()
-        service = SpeculatorService(self.speculator, address, records=self.records)
-        request = SelectRequest(
-            self.name("select"),
-            prompt.token_ids,
-            options,
-            prompt.protected,
-            return_importance,
-            cache_salt,
-            remote,
-            question=prompt.question,
-            rate_spans=prompt.rate_spans,
-            rates=prompt.rates,
-            units=prompt.units,
-            indents=prompt.indents,
-            links=prompt.links,
-            frame=prompt.chat.frame if prompt.chat else None,
+        drafts = request.decode is not None and request.decode.method == "remote"
+        service = SpeculatorService(
+            self.speculator, await self.draft_address() if drafts else None, records=self.records
         )
         selection = await service.select(request)
         return begin_drafts(self.drafts, request, selection, service.draft_context(request))
@@ -218,10 +204,10 @@ class AsyncPair:
         request = GenerateRequest(self.name("generate"), read, sampling, cache_salt=cache_salt, decode=decode)
         return self.target.generate(request)
 
-    async def end_session(self, prompt: KeptPrompt) -> None:
-        """Free the prompt's drafting session, if it has one. A target does so when an answer ends."""
-        if prompt.session is not None and self._speculator is not None:
-            await self.drafts.handle(DraftRequest(0, closed=[prompt.session.id]))
+    async def end_session(self, session: SessionHandle | None) -> None:
+        """Free a drafting session, if there is one. A target does so when an answer ends."""
+        if session is not None and self._speculator is not None:
+            await self.drafts.handle(DraftRequest(0, closed=[session.id]))
 
     def name(self, what: str) -> str:
         """A request id or session id that this pair has not used."""

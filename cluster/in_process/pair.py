@@ -4,28 +4,35 @@ import weakref
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike, fspath
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 from cluster.config.load import load_config
 from cluster.config.pools import CPU_KV_CACHE_GIB, PoolConfig
 from cluster.config.schema import DeploymentConfig
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.event_loop import EventLoopThread
-from cluster.in_process.prompts import PromptInput, RenderedPrompt, render
+from cluster.in_process.prompts import PromptInput, render
 from cluster.in_process.selection import PairSelection
-from kv_transfer.messages import Completion, KeptPrompt, TokenLogprob
-from kv_transfer.options import DecodeOptions
+from kv_transfer.messages import Completion, KeptPrompt, SelectRequest, TokenLogprob
+from kv_transfer.options import ALWAYS, DecodeOptions
 from kv_transfer.sampling import FINAL_ONLY
 from router.options.policies import Keep
-from router.options.request import PREFILL, PrefillOptions
+from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
+from router.options.settings import RouterConfig
+from router.prompt.rendered import RenderedPrompt
 from skim_common.environment import unless_set
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.source import is_within_reach
 
+if TYPE_CHECKING:
+    from router.dispatch.dispatcher import Dispatcher
+
 MAX_TOKENS = 128
 """Most tokens of an answer unless a call says otherwise."""
+FOREVER_S = 1e9
 
 
 class SelectFields(TypedDict, total=False):
@@ -233,23 +240,18 @@ class Pair:
         sampling: Mapping[str, Any] | None = None,
         **options: Unpack[AskFields],
     ) -> PairAnswer:
-        """Select and generate, as serving does: short prompts and those that nothing may be dropped of run dense.
+        """Select and generate, by serving's own dispatcher: short prompts and those that nothing may be dropped of run
+        dense.
 
-        prompt, options: as in `select`; `enabled` and `min_prompt_tokens` decide whether the prompt is compressed.
-        max_tokens, temperature, sampling: as in `generate`.
+        prompt, options: as in `select`; `enabled` and `min_prompt_tokens` decide whether the prompt is compressed. Here
+        `auto` is `always`: no time decides. max_tokens, temperature, sampling: as in `generate`.
         Raises as `select` and `generate`; unlike serving, also where the selection fails.
         """
         resolved = self._resolved(options)
         fields = {"max_tokens": max_tokens, "temperature": temperature, **(sampling or {})}
 
         async def ask() -> PairAnswer:
-            rendered = render(prompt, self._pair.tokenizer, resolved)
-            decision = rendered.decide(resolved, prompt_logprobs=fields.get("prompt_logprobs") is not None)
-            if decision.speculative:
-                kept = (await self._select(rendered, resolved)).kept
-            else:
-                kept = KeptPrompt.dense(rendered.token_ids)
-            return await self._answer(kept, fields, decision.reason)
+            return await self._ask(render(prompt, self._pair.tokenizer, resolved), resolved, fields)
 
         return self._thread.run(ask())
 
@@ -268,19 +270,54 @@ class Pair:
             )
         return selection.kept
 
+    @cached_property
+    def _dispatcher(self) -> "Dispatcher":
+        from cluster.in_process.pools import InProcessPools, Unmetered
+        from router.dispatch.dispatcher import Dispatcher
+
+        pools = InProcessPools(self._pair, drafts=self._decode is not None)
+        settings = RouterConfig(guard=False, affinity=False, migration=False, select_timeout_s=FOREVER_S)
+        return Dispatcher(pools, self._prefill, SpeculationOptions(), settings, Unmetered())
+
+    async def _ask(self, prompt: RenderedPrompt, options: PrefillOptions, sampling: Mapping[str, Any]) -> PairAnswer:
+        from cluster.in_process.pools import SelectionFailedError
+        from router.dispatch.request import Prompt, Request
+        from router.dispatch.state import CallState
+
+        options = options.model_copy(update={"enabled": ALWAYS if options.enabled else False})
+        call = CallState(Request(options, self._decode or DecodeOptions(), decode_is_explicit=True))
+        logprobs = sampling.get("prompt_logprobs") is not None
+        asked = Prompt(prompt, {**sampling, "output_kind": FINAL_ONLY}, sampling["max_tokens"] or 0, logprobs)
+        try:
+            async with aclosing(self._dispatcher.run(self._pair.name("ask"), asked, call)) as outputs:
+                [output] = [output async for output in outputs]
+        except SelectionFailedError as failed:
+            raise failed.error from None
+        [outcome] = call.prompts
+        kept = outcome.selection.kept if outcome.selection else KeptPrompt.dense(prompt.token_ids)
+        return PairAnswer(output.completions, kept, outcome.reason, output.timings, output.prompt_logprobs)
+
     async def _select(self, prompt: RenderedPrompt, options: PrefillOptions) -> PairSelection:
-        selected = await self._pair.select(prompt, options.selection, decode=self._decode, return_importance=True)
+        request = SelectRequest(
+            self._pair.name("select"),
+            prompt.token_ids,
+            options.selection,
+            prompt.layout(options),
+            return_importance=True,
+            decode=self._decode,
+        )
+        selected = await self._pair.select(request)
         return PairSelection.of(selected, options.selection, self._pair.speculator.info.fingerprint)
 
-    async def _answer(self, kept: KeptPrompt, sampling: Mapping[str, Any], reason: str | None = None) -> PairAnswer:
+    async def _answer(self, kept: KeptPrompt, sampling: Mapping[str, Any]) -> PairAnswer:
         sampling = {**sampling, "output_kind": FINAL_ONLY}
         try:
             async with aclosing(self._pair.generate(kept, sampling, decode=self._decode)) as outputs:
                 [output] = [output async for output in outputs]
         except BaseException:
-            await self._pair.end_session(kept)
+            await self._pair.end_session(kept.session)
             raise
-        return PairAnswer(output.completions, kept, reason, output.timings, output.prompt_logprobs)
+        return PairAnswer(output.completions, kept, None, output.timings, output.prompt_logprobs)
 
     def close(self) -> None:
         """Stop the engines; idempotent. Raises SkimError in a process that was forked from the pair's."""

@@ -1,12 +1,10 @@
-"""Prompts as engines read them: rendered by the chat template, tokenized, with the tokens that are never dropped.
+"""Prompts as engines read them: rendered by the chat template and tokenized, by transformers alone.
 
-The rules are those of serving: `router.prompt.protected_spans` finds the protected tokens, `router.decision.rules`
-decides whether the prompt is compressed at all.
+The router renders by vLLM (`router.vllm_front.renderer`). All that follows from a `RenderedPrompt` is shared.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -14,15 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.in_process.template_messages import for_template, reads_parts
-from kv_transfer.messages import Float32Array, Int32Array
-from kv_transfer.spans import mask_of
-from router.decision.rules import Decision, RequestTraits, decide
+from kv_transfer.arrays import Int32Array
 from router.options.request import PrefillOptions
-from router.prompt.contents import ChatContents, MarkedChat, without_marks
+from router.prompt.contents import MarkedChat, without_marks
 from router.prompt.frame import frame_messages, frame_of
 from router.prompt.keep_fields import messages_with_keeps
-from router.prompt.protected_spans import prompt_spans, question_text
-from router.prompt.units import units_of
+from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import inspect_model
 from skim_common.models.source import local_folder
@@ -31,52 +26,6 @@ Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """Chat messages as in OpenAI's API: `role` and `content` of each."""
 
 KINDS = "a prompt is text, a list of token ids or a list of chat messages"
-
-
-def no_spans() -> Int32Array:
-    """No protected tokens, int32 [0, 2]."""
-    return np.empty((0, 2), np.int32)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RenderedPrompt:
-    """A prompt as the models see it.
-
-    token_ids: int32 [M]. protected: int32 [P, 2], half-open, never dropped. question, rate_spans, rates, units,
-    indents, links: as in SelectRequest. unmapped: as in PromptSpans. text: what was tokenized; empty for token ids.
-    offsets: int64 [M, 2], each token's half-open character range in `text`; None unless it is a rendered chat. chat:
-    its contents.
-    """
-
-    token_ids: Int32Array
-    protected: Int32Array
-    question: tuple[int, int] | None = None
-    text: str = ""
-    offsets: npt.NDArray[np.int64] | None = None
-    rate_spans: Int32Array = field(default_factory=no_spans)
-    rates: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
-    unmapped: bool = False
-    chat: ChatContents | None = None
-    units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
-    indents: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
-    links: Int32Array = field(default_factory=no_spans)
-
-    def decide(self, options: PrefillOptions, *, prompt_logprobs: bool = False) -> Decision:
-        """Whether serving would compress this prompt for a request with these options."""
-        protected = mask_of(self.protected.tolist(), self.token_ids.size)
-        traits = RequestTraits(
-            self.token_ids.size,
-            prompt_logprobs,
-            compressible_tokens=int((~protected).sum()),
-            rated=self.rates.size > 0,
-            unmapped=self.unmapped,
-        )
-        return decide(traits, options)
-
-    @property
-    def question_text(self) -> str:
-        """The text in which the guard looks for a kind of question."""
-        return question_text(self.question, self.chat, self.text, self.offsets)
 
 
 PromptInput: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Messages | RenderedPrompt
@@ -92,19 +41,13 @@ def load_tokenizer(model: str) -> Any:
 
 
 def render(prompt: PromptInput, tokenizer: Any, options: PrefillOptions | None = None) -> RenderedPrompt:
-    """The prompt's token ids, its protected spans and its regions with a keep rate of their own.
+    """The prompt as the models read it.
 
-    Of chat messages, everything but the material of the turns is protected (`router.prompt.protected_spans`); of text
-    and token ids, the first token is. options: the spans, ranges and policies of a request. A content part of a message
-    may have its own `keep`, as in serving. Raises InvalidRequestError for a prompt that is empty, is none of
-    `PromptInput` or that the chat template refuses.
+    options: of a request. A content part of a message may have its own `keep`, as in serving. Raises
+    InvalidRequestError for a prompt that is empty, is none of `PromptInput` or that the chat template refuses.
     """
-    options = options or PrefillOptions()
     if isinstance(prompt, RenderedPrompt):
-        asked = options.protected_spans or options.keep_ranges
-        more = prompt_spans(prompt.token_ids.size, options, None, None, None).protected if asked else no_spans()
-        prompt = replace(prompt, protected=np.concatenate([prompt.protected, more]))
-        return _divided(prompt, more[more < prompt.token_ids.size]) if prompt.units.size else prompt
+        return prompt
     try:
         is_empty = not len(prompt)
     except TypeError:  # None, a number, a generator
@@ -114,36 +57,12 @@ def render(prompt: PromptInput, tokenizer: Any, options: PrefillOptions | None =
     if isinstance(prompt, str):
         _check_text(prompt)
         encoded = tokenizer(prompt, return_offsets_mapping=tokenizer.is_fast)
-        return _raw(np.asarray(encoded.input_ids, np.int32), options, prompt, encoded.get("offset_mapping"))
+        if not encoded.input_ids:
+            raise InvalidRequestError("the prompt is empty")
+        return RenderedPrompt(np.asarray(encoded.input_ids, np.int32), prompt, encoded.get("offset_mapping"))
     if all(isinstance(part, Mapping) for part in prompt):
-        return _chat(prompt, tokenizer, options)  # type: ignore[arg-type]
-    return _raw(as_token_ids(prompt), options)
-
-
-def _divided(prompt: RenderedPrompt, edges: Int32Array) -> RenderedPrompt:
-    """The prompt with units that begin at `edges` too."""
-    units = np.union1d(prompt.units, edges).astype(np.int32)
-    at = np.searchsorted(prompt.units, units, side="right") - 1
-    indents = prompt.indents[at] if prompt.indents.size else prompt.indents
-    links = np.searchsorted(units, prompt.units[prompt.links]).astype(np.int32)
-    return replace(prompt, units=units, indents=indents, links=links)
-
-
-def _raw(token_ids: Int32Array, options: PrefillOptions, text: str = "", offsets: Any = None) -> RenderedPrompt:
-    if not token_ids.size:
-        raise InvalidRequestError("the prompt is empty")
-    spans = prompt_spans(token_ids.size, options, None, text, offsets)
-    units, indents, links = units_of(text, offsets, spans, options, token_ids.size)
-    return RenderedPrompt(
-        token_ids,
-        spans.protected,
-        text=text,
-        rate_spans=spans.rate_spans,
-        rates=spans.rates,
-        units=units,
-        indents=indents,
-        links=links,
-    )
+        return _chat(prompt, tokenizer, options or PrefillOptions())  # type: ignore[arg-type]
+    return RenderedPrompt(as_token_ids(prompt))
 
 
 def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> RenderedPrompt:
@@ -173,24 +92,8 @@ def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> Render
         lone = rendered(frame_messages())
     chat = chat._replace(frame=frame_of(lone, partial(tokenizer.encode, add_special_tokens=False)))
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    token_ids = np.asarray(encoded.input_ids, np.int32)
-    spans = prompt_spans(token_ids.size, options, chat, text, encoded.offset_mapping)
     offsets = np.asarray(encoded.offset_mapping, np.int64).reshape(-1, 2)
-    units, indents, links = units_of(text, offsets, spans, options, token_ids.size)
-    return RenderedPrompt(
-        token_ids,
-        spans.protected,
-        spans.question,
-        text,
-        offsets,
-        spans.rate_spans,
-        spans.rates,
-        spans.unmapped,
-        chat,
-        units,
-        indents,
-        links,
-    )
+    return RenderedPrompt(np.asarray(encoded.input_ids, np.int32), text, offsets, chat)
 
 
 def _check_text(text: str) -> None:

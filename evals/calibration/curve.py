@@ -12,7 +12,6 @@ from evals.calibration.prompts import CalibrationPrompt
 from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, Selection
 from kv_transfer.options import AUTO, SelectionOptions
 from kv_transfer.sampling import FINAL_ONLY
-from kv_transfer.spans import unit_starts
 from router.decision.guard import signals
 from router.dispatch.audit import AGREES, agreement
 from speculator_service.scoring.selection import select
@@ -50,9 +49,8 @@ async def observe(
         key = one.positions.tobytes()
         if key not in answers:
             answers[key] = await _answer(pair, one, max_tokens)
-    units = prompt.prompt.units
-    scores = unit_means(importance, unit_starts(ids.size, options, units)).astype(np.float32)
-    found = signals(Selection(kept[0], 0.0, unit_scores=scores), options, prompt.prompt.protected, units)
+    scores = unit_means(importance, prompt.layout.unit_starts(ids.size, options)).astype(np.float32)
+    found = signals(Selection(kept[0], 0.0, unit_scores=scores), options, prompt.layout)
     return Observation(
         prompt.name,
         tuple(one.token_ids.size / ids.size for one in kept),
@@ -90,10 +88,9 @@ def entropy_limit(observations: Sequence[Observation], coverage: float) -> float
 
 
 def _kept(prompt: CalibrationPrompt, importance: Float32Array, options: SelectionOptions) -> KeptPrompt:
-    spans, text = prompt.prompt.protected.tolist(), prompt.prompt
-    positions, _ = select(torch.from_numpy(importance), options, spans, (), text.units, text.indents, text.links)
+    positions, _ = select(torch.from_numpy(importance), options, prompt.layout)
     at = positions.numpy().astype(np.int32)
-    return KeptPrompt(prompt.prompt.token_ids[at], at, int(prompt.prompt.token_ids.size))
+    return KeptPrompt(prompt.prompt.token_ids[at], at, prompt.prompt.size)
 
 
 async def _answer(pair: AsyncPair, prompt: KeptPrompt, max_tokens: int) -> Int32Array:

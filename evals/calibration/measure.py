@@ -133,7 +133,7 @@ async def _measure(
         progress(what, done / steps)
 
     async def scored(prompt: CalibrationPrompt, options: SelectionOptions) -> torch.Tensor:
-        return await importance_of(pair.speculator, pair.name("score"), prompt.prompt, options)
+        return await importance_of(pair.speculator, pair.name("score"), prompt.prompt, prompt.layout, options)
 
     try:
         recall: Recall = {name: {} for name in WAYS}

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.in_process.prompts import RenderedPrompt, render
+from cluster.in_process.prompts import render
 from cluster.json_file import read_text
 from evals.selection.evidence import evidence_spans
+from evals.selection.prompts import decision_of
 from evals.selection.prompts import render as render_sample
 from evals.tasks.registry import Sample, make_samples
+from kv_transfer.layout import TextLayout
 from router.decision.guard import QUESTIONS
 from router.options.request import PrefillOptions
+from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import InvalidRequestError, SkimError
 
 TASKS = (
@@ -34,6 +37,7 @@ class CalibrationPrompt:
 
     name: str
     prompt: RenderedPrompt
+    layout: TextLayout
     evidence: Sequence[tuple[int, int]] = ()
 
 
@@ -55,7 +59,7 @@ def generated(
     samples = make_samples(TASKS, [tokens], count, seed=seed, style="instruct", tokens=length)
     for sample in sorted(samples, key=_index):
         prompt = render_sample(sample, tokenizer, options)
-        yield CalibrationPrompt(sample.seed, prompt, evidence_spans(prompt, sample.quiz))
+        yield CalibrationPrompt(sample.seed, prompt, prompt.layout(options), evidence_spans(prompt, sample.quiz))
 
 
 def _index(sample: Sample) -> int:
@@ -78,12 +82,13 @@ def from_file(
             continue
         try:
             prompt = render(_asked(line, f"{path}: line {number}"), tokenizer)
+            layout = prompt.layout(PrefillOptions())
         except InvalidRequestError as error:
             raise SkimError(f"{path}: line {number}: {error}") from None
         if reason := why_dense(prompt, options):
             reasons[reason] = reasons.get(reason, 0) + 1
         else:
-            found.append(CalibrationPrompt(f"line {number}", prompt))
+            found.append(CalibrationPrompt(f"line {number}", prompt, layout))
     if not found:
         shown = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "it is empty"
         raise SkimError(f"{path} has no prompt that would be compressed ({shown}): give longer prompts")
@@ -92,10 +97,11 @@ def from_file(
 
 def why_dense(prompt: RenderedPrompt, options: PrefillOptions) -> str:
     """Why serving would run this prompt dense under `auto`, by its size or its question; empty if it would not."""
-    decision = prompt.decide(options)
+    decision = decision_of(prompt, options)
     if not decision.speculative:
         return decision.reason
-    dense = (kind.name for kind in QUESTIONS if kind.verdict == "dense" and kind.matches(prompt.question_text))
+    question = prompt.question_text(prompt.spans(options).layout)
+    dense = (kind.name for kind in QUESTIONS if kind.verdict == "dense" and kind.matches(question))
     return next((f"guard-{name}" for name in dense), "")
 
 

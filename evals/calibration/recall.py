@@ -21,7 +21,7 @@ Recall = dict[str, dict[str, list[float]]]
 def recalls(prompt: CalibrationPrompt, importance: torch.Tensor, options: SelectionOptions) -> dict[str, float]:
     """By keep rate, the share of the evidence's tokens that are kept. importance: float32 [M]."""
     fixed = {rate: options.model_copy(update={"keep_rate": rate, "coverage": None}) for rate in RATES}
-    return {str(rate): kept_share(prompt.prompt, prompt.evidence, importance, fixed[rate]) for rate in RATES}
+    return {str(rate): kept_share(prompt.layout, prompt.evidence, importance, fixed[rate]) for rate in RATES}
 
 
 def best_way(recall: Recall, allowed: Sequence[str]) -> str:

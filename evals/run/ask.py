@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from cluster.in_process import prompts
-from cluster.in_process.prompts import RenderedPrompt
 from evals.run.engines import start_pair
 from evals.selection.prompts import render
 from evals.selection.selectors import DENSE, SELECTORS, WRONG_ORIGIN, Reading, Selector
@@ -16,6 +15,7 @@ from kv_transfer.messages import KeptPrompt
 from kv_transfer.sampling import FINAL_ONLY
 from router.explain.explained import Explained
 from router.options.request import PrefillOptions
+from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import SkimError
 from skim_common.models.source import public_name
 
@@ -186,8 +186,8 @@ class Engines(InProcess):
         prompt = render(sample, self._tokenizer, self._options)
         reading = await self._reading(sample, prompt, (name, rate), {})
         options = reading.selection_options(**selector.served)
-        selection = await self._pair.select(prompt, options)
-        return prompt, Explained(selection, options, prompt.protected, prompt.units, selection.timings)
+        selection = await reading.selected(options)
+        return prompt, Explained(selection, options, reading.layout, selection.timings)
 
     async def _reading(
         self,
@@ -201,7 +201,7 @@ class Engines(InProcess):
         name, rate = case
         selector = SELECTORS.get(name)
         rated = self._options.model_copy(update={"keep_rate": rate} if 0 < rate < 1 else {})
-        reading = Reading(sample, prompt, rated, self._pair, salt=salt)
+        reading = Reading(sample, prompt, prompt.layout(rated), rated, self._pair, salt=salt)
         if selector is None or not selector.follows:
             return reading
         if rate not in chosen:

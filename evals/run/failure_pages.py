@@ -11,13 +11,13 @@ from pathlib import Path
 
 from benchmarks.report.progress import Progress
 from cluster.explain.page import render, visible
-from cluster.in_process.prompts import RenderedPrompt
 from evals.run.ask import Answer, Case, Engines
 from evals.selection.evidence import evidence_spans
 from evals.selection.selectors import DENSE, SELECTORS
 from evals.tasks.registry import Sample
 from router.explain.explained import DROPPED, Explained
 from router.explain.prompt_text import PromptText, message_spans, read_token_text
+from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import SkimError
 
 INDEX = "index.html"

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from cluster.in_process.prompts import RenderedPrompt
 from evals.run.ask import Answer, Case, InProcess, cases_of
 from evals.selection.prompts import render
 from evals.selection.selectors import DENSE, GUARDED, SPECULATOR, Reading, Selector, keep_guarded
@@ -19,6 +18,7 @@ from evals.tasks.quiz import Count, Quiz, Style, ask, compose
 from evals.tasks.registry import Sample
 from evals.tasks.retrieval import ONE_NUMBER, WORDING, with_distractors
 from kv_transfer.messages import KeptPrompt, Selection
+from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import SkimError
 
 About = Literal["records", "code"]
@@ -31,8 +31,7 @@ BY_QUESTION, BY_LAST = "extended by question", "extended by question, last 4"
 
 
 async def _without_late(reading: Reading) -> KeptPrompt:
-    options = reading.selection_options(reuse="on")
-    return without_late_chunks(await reading.pair.select(reading.prompt, options, cache_salt=reading.salt))
+    return without_late_chunks(await reading.selected(reading.selection_options(reuse="on")))
 
 
 def _extended(what: str, **options: Any) -> Selector:
@@ -169,9 +168,8 @@ class TurnEngines(InProcess):
             return KeptPrompt.dense(prompt.token_ids)
         rated = self._options.model_copy(update={"keep_rate": rate} if rate else {})
         # The salt separates the records of selectors and keep rates.
-        return await SELECTORS[name].keep(
-            Reading(sample, prompt, rated, self._pair, salt=f"{sample.seed} {rate} {name}")
-        )
+        salt = f"{sample.seed} {rate} {name}"
+        return await SELECTORS[name].keep(Reading(sample, prompt, prompt.layout(rated), rated, self._pair, salt=salt))
 
 
 def without_late_chunks(selection: Selection) -> KeptPrompt:

@@ -5,14 +5,16 @@ from typing import Any
 
 import torch
 
-from cluster.in_process.prompts import RenderedPrompt
 from cluster.in_process.prompts import render as render_prompt
 from evals.selection.evidence import evidence_spans
 from evals.selection.prompts import template_messages
 from evals.tasks.registry import Sample
+from kv_transfer.layout import TextLayout
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import mask_of
+from router.options.request import PrefillOptions
+from router.prompt.rendered import RenderedPrompt
 from speculator_service.engine import SpeculatorEngine
 from speculator_service.request_scores import scores_of
 from speculator_service.scoring.selection import select
@@ -63,45 +65,29 @@ async def chunk_recall(
     found: Recall = {way: {} for way in ways}
     for number, sample in enumerate(samples):
         prompt = render_prompt(template_messages(sample.messages), tokenizer)
-        evidence = evidence_spans(prompt, sample.quiz)
+        layout, evidence = prompt.layout(PrefillOptions()), evidence_spans(prompt, sample.quiz)
         for way, options in ways.items():
-            importance = await importance_of(engine, f"recall-{number}-{way}", prompt, options)
+            importance = await importance_of(engine, f"recall-{number}-{way}", prompt, layout, options)
             by_rate = found[way].setdefault(sample.task, {rate: [] for rate in keep_rates})
             for rate in keep_rates:
                 asked = options.model_copy(update={"keep_rate": rate})
-                by_rate[rate].append(kept_share(prompt, evidence, importance, asked) == 1.0)
+                by_rate[rate].append(kept_share(layout, evidence, importance, asked) == 1.0)
     return found
 
 
 async def importance_of(
-    engine: SpeculatorEngine, name: str, prompt: RenderedPrompt, options: SelectionOptions
+    engine: SpeculatorEngine, name: str, prompt: RenderedPrompt, layout: TextLayout, options: SelectionOptions
 ) -> torch.Tensor:
     """The prompt's scores, float32 [M]. name: the request's id."""
-    return (await scores_of(engine, request_of(name, prompt, options))).importance
-
-
-def request_of(name: str, prompt: RenderedPrompt, options: SelectionOptions) -> SelectRequest:
-    """What the router sends for this prompt. name: the request's id."""
-    return SelectRequest(
-        name,
-        prompt.token_ids,
-        options,
-        prompt.protected,
-        question=prompt.question,
-        units=prompt.units,
-        indents=prompt.indents,
-        links=prompt.links,
-        frame=prompt.chat.frame if prompt.chat else None,
-    )
+    return (await scores_of(engine, SelectRequest(name, prompt.token_ids, options, layout))).importance
 
 
 def kept_share(
-    prompt: RenderedPrompt, evidence: Sequence[tuple[int, int]], importance: torch.Tensor, options: SelectionOptions
+    layout: TextLayout, evidence: Sequence[tuple[int, int]], importance: torch.Tensor, options: SelectionOptions
 ) -> float:
     """The share of the tokens in the spans `evidence` that a fresh selection keeps."""
-    kept = torch.zeros(prompt.token_ids.size, dtype=torch.bool)
-    units, indents, links = prompt.units, prompt.indents, prompt.links
-    kept[select(importance, options, prompt.protected.tolist(), (), units, indents, links)[0]] = True
+    kept = torch.zeros(importance.numel(), dtype=torch.bool)
+    kept[select(importance, options, layout)[0]] = True
     return float(kept[torch.from_numpy(mask_of(evidence, kept.numel()))].double().mean())
 
 

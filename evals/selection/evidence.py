@@ -1,8 +1,8 @@
 """Where a prompt holds the evidence of its answer, as token spans. Oracle chunks and chunk recall are made from it."""
 
-from cluster.in_process.prompts import RenderedPrompt
 from evals.tasks.quiz import Quiz
-from router.prompt.protected_spans import tokens_touched
+from router.prompt.protected_spans import char_ranges, tokens_touched
+from router.prompt.rendered import RenderedPrompt
 
 
 def evidence_spans(prompt: RenderedPrompt, quiz: Quiz) -> list[tuple[int, int]]:
@@ -11,8 +11,9 @@ def evidence_spans(prompt: RenderedPrompt, quiz: Quiz) -> list[tuple[int, int]]:
     A text counts wherever it occurs. Raises ValueError for a prompt without `offsets`, for a quiz without evidence, and
     for a text that the prompt does not hold.
     """
-    if prompt.offsets is None:
+    if prompt.text is None or prompt.offsets is None:
         raise ValueError("evidence is found by the offsets of a rendered chat")
+    ranges = char_ranges(prompt.offsets)
     if not quiz.evidence:
         raise ValueError("the quiz names no evidence")
     spans = set()
@@ -21,7 +22,7 @@ def evidence_spans(prompt: RenderedPrompt, quiz: Quiz) -> list[tuple[int, int]]:
         if start < 0:
             raise ValueError(f"the prompt does not hold the evidence {text!r}")
         while start >= 0:
-            touched = tokens_touched((start, start + len(text)), prompt.offsets)
+            touched = tokens_touched((start, start + len(text)), ranges)
             assert touched is not None
             spans.add(touched)
             start = prompt.text.find(text, start + len(text))

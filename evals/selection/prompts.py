@@ -3,11 +3,12 @@
 import json
 from typing import Any
 
-from cluster.in_process.prompts import RenderedPrompt
 from cluster.in_process.prompts import render as render_prompt
 from evals.tasks.quiz import Message
 from evals.tasks.registry import Sample
+from router.decision.rules import Decision, RequestTraits, decide
 from router.options.request import PrefillOptions
+from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import SkimError
 
 
@@ -17,13 +18,25 @@ def render(sample: Sample, tokenizer: Any, options: PrefillOptions) -> RenderedP
     Raises SkimError if the router would run the prompt dense, because there would be nothing to select.
     """
     prompt = render_prompt(template_messages(sample.messages), tokenizer, options)
-    decision = prompt.decide(options)
+    decision = decision_of(prompt, options)
     if not decision.speculative:
         raise SkimError(
-            f"a {sample.task} prompt of {prompt.token_ids.size} tokens would run dense ({decision.reason}): "
+            f"a {sample.task} prompt of {prompt.size} tokens would run dense ({decision.reason}): "
             "ask for longer --lengths"
         )
     return prompt
+
+
+def decision_of(prompt: RenderedPrompt, options: PrefillOptions) -> Decision:
+    """Whether serving would compress this prompt for a request with these options."""
+    spans = prompt.spans(options)
+    traits = RequestTraits(
+        prompt.size,
+        compressible_tokens=prompt.size - spans.protected_tokens,
+        rated=spans.layout.rates.size > 0,
+        unmapped=spans.unmapped,
+    )
+    return decide(traits, options)
 
 
 def template_messages(messages: list[Message]) -> list[Message]:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cluster.in_process.prompts import RenderedPrompt
 from evals.selection.evidence import evidence_spans
 from evals.tasks.registry import Sample
+from router.prompt.protected_spans import char_ranges
+from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import SkimError
 
 Preference = npt.NDArray[np.float64]
@@ -68,14 +69,15 @@ def oracle(sample: Sample, prompt: RenderedPrompt, size: int) -> Preference:
 
 def chunk_texts(prompt: RenderedPrompt, size: int) -> list[str]:
     """The text of each chunk of `size` tokens."""
+    assert prompt.text is not None
     assert prompt.offsets is not None
-    starts = range(0, prompt.token_ids.size, size)
-    ranges = (prompt.offsets[start : start + size] for start in starts)
+    offsets = char_ranges(prompt.offsets)
+    ranges = (offsets[start : start + size] for start in range(0, prompt.size, size))
     return [prompt.text[int(part[:, 0].min()) : int(part[:, 1].max())] for part in ranges]
 
 
 def _count(prompt: RenderedPrompt, size: int) -> int:
-    return -(-int(prompt.token_ids.size) // size)
+    return -(-prompt.size // size)
 
 
 @cache

@@ -14,15 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.in_process.async_pair import AsyncPair
-from cluster.in_process.prompts import RenderedPrompt
+from cluster.in_process.pools import Unmetered
 from evals.selection import rankings
 from evals.selection.rankings import Preference
 from evals.tasks.registry import Sample
-from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.layout import TextLayout
+from kv_transfer.messages import Int32Array, KeptPrompt, Selection, SelectRequest
 from kv_transfer.options import AUTO, SelectionOptions
-from kv_transfer.spans import always_kept, mask_of
 from router.decision.guard import Guard
 from router.options.request import PrefillOptions
+from router.prompt.rendered import RenderedPrompt
 
 DENSE = "dense"
 SPECULATOR, NO_LOOK_AHEAD = "speculator", "look-ahead 0"
@@ -36,12 +37,14 @@ RENUMBERED, WRONG_ORIGIN = "renumbered", "wrong origin"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """What a selector may use. options: with the keep rate. chosen: the speculator's selection with these options; its
-    size is the budget of the baselines. salt: prompts with different salts share no cached KV; None shares all.
+    """What a selector may use. layout: of the prompt. options: with the keep rate. chosen: the speculator's selection
+    with these options; its size is the budget of the baselines. salt: prompts with different salts share no cached KV;
+    None shares all.
     """
 
     sample: Sample
     prompt: RenderedPrompt
+    layout: TextLayout
     options: PrefillOptions
     pair: AsyncPair
     chosen: KeptPrompt | None = None
@@ -53,15 +56,13 @@ class Reading:
 
     async def select(self, **changes: Any) -> KeptPrompt:
         """Serving's selection. changes: of the options."""
-        options = self.selection_options(**changes)
-        return (await self.pair.select(self.prompt, options, cache_salt=self.salt)).kept
+        return (await self.selected(self.selection_options(**changes))).kept
 
-
-class _NotCounted:
-    """A meter for a guard whose verdicts nobody counts."""
-
-    def record(self, name: str, value: float, **tags: str) -> None:
-        pass
+    async def selected(self, options: SelectionOptions) -> Selection:
+        """The speculator's answer to a request with these options."""
+        name = self.pair.name("select")
+        request = SelectRequest(name, self.prompt.token_ids, options, self.layout, cache_salt=self.salt)
+        return await self.pair.select(request)
 
 
 async def keep_guarded(reading: Reading, **changes: Any) -> KeptPrompt:
@@ -69,14 +70,14 @@ async def keep_guarded(reading: Reading, **changes: Any) -> KeptPrompt:
 
     changes: of the other options.
     """
-    prompt, guard = reading.prompt, Guard(_NotCounted(), enabled=True)
+    prompt, guard = reading.prompt, Guard(Unmetered(), enabled=True)
     # No field counts as set: the guard obeys a request that says how much to keep.
     defaults = reading.options.model_copy(update={"keep_rate": AUTO, "reuse": "off", **changes}).model_dump()
-    advice = guard.advise(PrefillOptions.model_construct(set(), **defaults), prompt.question_text)
+    advice = guard.advise(PrefillOptions.model_construct(set(), **defaults), prompt.question_text(reading.layout))
     if advice.verdict == "dense":
         return KeptPrompt.dense(prompt.token_ids)
-    selection = await reading.pair.select(prompt, advice.options.selection, cache_salt=reading.salt)
-    if guard.distrusts(advice, selection, prompt.protected, prompt.units):
+    selection = await reading.selected(advice.options.selection)
+    if guard.distrusts(advice, selection, reading.layout):
         return KeptPrompt.dense(prompt.token_ids)
     return selection.kept
 
@@ -111,7 +112,7 @@ def baseline(what: str, rank: Callable[[Sample, RenderedPrompt, int], Preference
     async def keep(reading: Reading) -> KeptPrompt:
         prompt, options = reading.prompt, reading.options.selection
         preference = rank(reading.sample, prompt, options.chunk_size)
-        always = always_kept(mask_of(prompt.protected.tolist(), prompt.token_ids.size), options.protect_last)
+        always = reading.layout.fixed(prompt.size, options.protect_last)
         at = fill(preference, always, _budget(reading), options.chunk_size)
         return KeptPrompt(prompt.token_ids[at], at, prompt.token_ids.size)
 

@@ -1,7 +1,6 @@
 """What a speculator refuses before its engine sees it: wrong token ids, wrong spans, a prompt that is too long."""
 
 from kv_transfer.messages import Int32Array, SelectRequest
-from kv_transfer.spans import check_rates, check_spans, check_units
 from kv_transfer.windows import asks_for_windows
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import ModelInfo
@@ -10,14 +9,12 @@ _SHORTER = "shorten the prompt or lower look_ahead"
 
 
 def check_request(request: SelectRequest, info: ModelInfo) -> None:
-    """Raise InvalidRequestError unless the model can take the prompt, its spans, rates and units, and its length."""
+    """Raise InvalidRequestError unless the model can take the prompt, its layout and its length."""
     if not request.token_ids.size:
         raise InvalidRequestError("the prompt is empty: a selection needs at least one token")
     check_ids(request.token_ids, info.vocab_size)
     check_readable(request, info)
-    check_spans(request.protected_spans.tolist(), int(request.token_ids.size))
-    check_rates(request.rate_spans, request.rates, int(request.token_ids.size))
-    check_units(request.units, request.indents, request.links, int(request.token_ids.size))
+    request.layout.check(request.size)
 
 
 def check_prompt(token_ids: Int32Array, look_ahead: int, info: ModelInfo, vocab_size: int) -> None:

@@ -16,15 +16,12 @@ from skim_common.errors import WireError
 _INT32, _INT32_PAIRS, _POSITIONS, _FLOAT32 = 1, 2, 3, 4
 
 
-def encode_array(array: np.ndarray[Any, Any], *, segments: bool = True) -> msgspec.msgpack.Ext:
-    """Encode an int32 [N], int32 [P, 2] or float32 [N] array. Raises WireError for any other array.
-
-    segments: whether the reader knows this form.
-    """
+def encode_array(array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:
+    """Encode an int32 [N], int32 [P, 2] or float32 [N] array. Raises WireError for any other array."""
     if array.dtype == np.float32 and array.ndim == 1:
         return msgspec.msgpack.Ext(_FLOAT32, array.astype("<f4").tobytes())
     if array.dtype == np.int32 and array.ndim == 1:
-        packed = _packed(array, segments)
+        packed = _packed(array)
         if packed is not None and len(packed) < array.nbytes:
             return msgspec.msgpack.Ext(_POSITIONS, packed)
         return msgspec.msgpack.Ext(_INT32, array.astype("<i4").tobytes())
@@ -54,13 +51,13 @@ def decode_array(code: int, data: memoryview) -> Int32Array | Float32Array:
     raise WireError(f"an unknown kind of array ({code})")
 
 
-def _packed(array: Int32Array, segments: bool) -> bytes | None:
+def _packed(array: Int32Array) -> bytes | None:
     """The numbers as positions; None if they cannot be positions, or if this is surely not shorter."""
     if array.size < 2:  # a single decoded token is an array of one: nothing to pack
         return None
     if not is_ascending(array):
         runs = 1 + np.count_nonzero(array[1:] != array[:-1] + 1)
-        if not segments or 8 * runs >= array.nbytes:
+        if 8 * runs >= array.nbytes:
             return None
     last = int(array.max())
     if array.min() < 0 or last >= MAX_CONTEXT_LENGTH:

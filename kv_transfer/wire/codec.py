@@ -1,15 +1,10 @@
 """Messages as bytes: b"SKIM", version, message type, then the message in msgpack.
 
 An actor answers with a message or with an error. `decode` returns a message and raises an error. Bytes that are not a
-message of a version that this side reads always raise WireError.
-
-During a rolling upgrade two releases exchange messages. So a message has the oldest version whose readers understand
-it, and older versions are still read. Version 2: kept positions in any order. Version 3: outputs in pieces. Version 4:
-windows for the heads of one profile.
+message of this version always raise WireError.
 """
 
 import struct
-from functools import partial
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -26,8 +21,7 @@ from skim_common.errors import SkimError, WireError, error_of_kind
 from skim_common.models.info import ModelInfo
 from skim_common.validation import sentence
 
-VERSION = 4
-OLDEST_VERSION = 1
+VERSION = 5
 MAX_MESSAGE_BYTES = 32 * 2**20
 
 _HEADER = struct.Struct("<4sBB")
@@ -75,13 +69,12 @@ def encode(message: Any) -> bytes:
         raise WireError(f"a {type(message).__name__} is not a message")
     try:
         columns = _COLUMNS.get(type(message))
-        version = _version(message)
-        body = _ENCODERS[version].encode(columns.of(message) if columns else message)
+        body = _ENCODER.encode(columns.of(message) if columns else message)
     except (AttributeError, TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:
         raise WireError(f"this {type(message).__name__} cannot be sent: {e}") from None
     if _HEADER.size + len(body) > MAX_MESSAGE_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
-    return _HEADER.pack(_MAGIC, version, number) + body
+    return _HEADER.pack(_MAGIC, VERSION, number) + body
 
 
 def encode_error(error: SkimError) -> bytes:
@@ -119,45 +112,15 @@ def _read_header(data: bytes) -> int:
     magic, version, number = _HEADER.unpack_from(data)
     if magic != _MAGIC:
         raise WireError("these bytes are not a message of Skim")
-    if not OLDEST_VERSION <= version <= VERSION:
-        raise WireError(
-            f"a message has version {version}, this side reads versions {OLDEST_VERSION} to {VERSION}; "
-            "run one version of Skim, or update by one version at a time"
-        )
+    if version != VERSION:
+        raise WireError(f"a message has version {version}, this side reads version {VERSION}; run one release of Skim")
     return int(number)
 
 
-def _version(message: Any) -> int:
-    """The oldest version whose readers understand the message. Others would make an answer anew that has begun, or
-    score by other heads."""
-    if isinstance(message, WindowsRequest) and message.heads:
-        return 4
-    if isinstance(message, GenerateOutput) and message.is_piece:
-        return 3
-    if isinstance(message, GenerateRequest) and message.answered:
-        return 2
-    return 2 if any(not prompt.is_ascending for prompt in _prompts(message)) else OLDEST_VERSION
-
-
-def _prompts(message: Any) -> list[KeptPrompt]:
-    match message:
-        case KeptPrompt():
-            return [message]
-        case Selection():
-            return [message.kept]
-        case GenerateRequest():
-            return [message.prompt]
-        case DraftRequest():
-            return [state.prompt for state in message.restored]
-    return []
-
-
-def _encode_hook(value: Any, *, segments: bool) -> Any:
+def _encode_hook(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return encode_array(value, segments=segments)
+        return encode_array(value)
     if isinstance(value, SelectionOptions | DecodeOptions):
-        # A reader refuses options that it does not know, so an option that is not used is not sent. If the defaults of
-        # two releases differ, a prompt is scored by the reader's.
         return value.model_dump(exclude_defaults=True)
     raise TypeError(f"a {type(value).__name__} has no form on the wire")
 
@@ -184,10 +147,7 @@ def _element_of(array: Any) -> type:
     return element  # type: ignore[no-any-return]
 
 
-_ENCODERS = {
-    version: msgspec.msgpack.Encoder(enc_hook=partial(_encode_hook, segments=version >= 2))
-    for version in range(OLDEST_VERSION, VERSION + 1)
-}
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     number: msgspec.msgpack.Decoder(_COLUMNS.get(cls, cls), dec_hook=_decode_hook, ext_hook=decode_array)
     for number, cls in _TYPES.items()

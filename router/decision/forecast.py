@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kv_transfer.layout import NO_LAYOUT, TextLayout
 from kv_transfer.messages import Int32Array, KeptPrompt, Selection
 from kv_transfer.options import AUTO, SHORT_TEXT
 from kv_transfer.prefix_hash import block_hashes
 from router.decision.cache_ledger import BLOCK_TOKENS, CacheLedger, Found
 from router.decision.cost_model import UNMEASURED, Estimate, Mode, Reads, Work, estimate, fewer, sooner
-from router.decision.kept_sizes import NO_SPANS, KeptShares, KeptSizes
+from router.decision.kept_sizes import KeptShares, KeptSizes
 from router.decision.kinds import Kind, Kinds
 from router.decision.later_turns import LaterTurns
 from router.decision.pool_time import PoolTime, Speeds
@@ -121,20 +122,19 @@ class Forecaster:
         ids: Int32Array,
         salt: str | None,
         options: PrefillOptions,
-        protected_spans: Int32Array = NO_SPANS,
-        regions: Sequence[tuple[int, int, float]] = (),
+        layout: TextLayout = NO_LAYOUT,
         told: int | None = None,
         windows: WindowReads | None = None,
         *,
         adapted: bool = False,
     ) -> Forecast:
-        """The forecast of a prompt. ids: int32 [M]. protected_spans, regions: as in `PromptSpans`.
+        """The forecast of a prompt. ids: int32 [M]. layout: without its units.
 
         told: how many later turns it has, if the client has told it (`router.options.headers`).
         windows, adapted: as in Forecast.
         """
         hashes = block_hashes(ids, BLOCK_TOKENS, salt)
-        sizes = KeptSizes.of(int(ids.size), options.protect_last, protected_spans, regions)
+        sizes = KeptSizes.of(int(ids.size), options.protect_last, layout)
         ledgers = self.dense, self._read_ledger(windows), self.kept
         dense, read, kept = (ledger.find(ids, hashes) for ledger in ledgers)
         coming = next((i for i, block in enumerate(hashes) if block not in self._sent), len(hashes)) * BLOCK_TOKENS

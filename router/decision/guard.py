@@ -21,9 +21,9 @@ from typing import Literal
 import numpy as np
 
 from actors.observability.meter import Meter
-from kv_transfer.messages import Int32Array, Selection
+from kv_transfer.layout import TextLayout
+from kv_transfer.messages import Selection
 from kv_transfer.options import AUTO, SelectionOptions
-from kv_transfer.spans import always_kept, mask_of, unit_starts
 from router.decision.rules import Decision
 from router.options.request import PrefillOptions
 
@@ -132,14 +132,11 @@ class Guard:
         self.count(advice.verdict, advice.kind)
         return Decision(False, advice.reason)
 
-    def distrusts(self, advice: Advice, selection: Selection, protected: Int32Array, units: Int32Array) -> str | None:
-        """Why this prompt runs dense after its selection, in one word; None if the selection stands.
-
-        protected: int32 [P, 2], the request's protected spans. units: as in SelectRequest.
-        """
+    def distrusts(self, advice: Advice, selection: Selection, layout: TextLayout) -> str | None:
+        """Why this prompt runs dense after its selection, in one word; None if the selection stands."""
         if not advice.acts:
             return None
-        found = signals(selection, advice.options, protected, units)
+        found = signals(selection, advice.options, layout)
         reason = "guard-flat" if found.get("entropy", 0.0) > self._entropy else None
         self.count("dense" if reason else advice.verdict, "flat" if reason else advice.kind or "none")
         return reason
@@ -163,20 +160,18 @@ def keeping_more(options: PrefillOptions) -> PrefillOptions:
     return options.model_copy(update={"keep_rate": AUTO, **bounds})
 
 
-def signals(
-    selection: Selection, options: SelectionOptions, protected: Int32Array, units: Int32Array
-) -> Mapping[str, float]:
+def signals(selection: Selection, options: SelectionOptions, layout: TextLayout) -> Mapping[str, float]:
     """Signals of a selection, from the scores of the units that may be dropped; empty if there are too few, or if the
     scores are missing or are not those of the prompt's units.
 
-    units: as in SelectRequest. entropy: of the scores as a distribution, divided by its maximum: 1 if all are equal.
+    entropy: of the scores as a distribution, divided by its maximum: 1 if all are equal.
     coverage: the share of these scores that the kept units have.
     """
     scores, positions = selection.unit_scores, selection.kept.positions
-    starts = unit_starts(selection.kept.context_length, options, units)
+    starts = layout.unit_starts(selection.kept.context_length, options)
     if scores is None or scores.size != starts.size or options.granularity == "token":
         return {}
-    fixed = always_kept(mask_of(protected.tolist(), selection.kept.context_length), options.protect_last)
+    fixed = layout.fixed(selection.kept.context_length, options.protect_last)
     kept = np.zeros(fixed.size, bool)
     kept[positions] = True
     droppable = np.add.reduceat(~fixed, starts, dtype=np.int64)

@@ -5,18 +5,15 @@
 So a share or a rate is one of what may be dropped, as in `speculator_service.scoring.selection`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.layout import NO_LAYOUT, TextLayout
 from kv_transfer.options import AUTO, SelectionOptions
-from kv_transfer.spans import droppable_of
 
-NO_SPANS: Int32Array = np.empty((0, 2), np.int32)
 WAYS = 256
 """So many ways to select by a coverage are remembered, each with the share that it kept."""
 
@@ -31,17 +28,11 @@ class KeptSizes:
     rest: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(
-        cls,
-        size: int,
-        protect_last: int,
-        protected_spans: Int32Array = NO_SPANS,
-        regions: Sequence[tuple[int, int, float]] = (),
-    ) -> "KeptSizes":
-        """As in SelectRequest, of a prompt of `size` tokens."""
-        may_drop = droppable_of(protected_spans, protect_last, size)
+    def of(cls, size: int, protect_last: int, layout: TextLayout = NO_LAYOUT) -> "KeptSizes":
+        """Those of a prompt of `size` tokens. protect_last: as in SelectionOptions."""
+        may_drop = ~layout.fixed(size, protect_last)
         fixed = np.zeros(size)
-        for start, end, rate in regions:
+        for start, end, rate in layout.regions:
             fixed[start:end] = rate
         rest = fixed == 0
         fixed[~may_drop] = 1

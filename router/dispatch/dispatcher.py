@@ -1,18 +1,13 @@
-"""The way of one prompt through the router and the pools: decide, admit, select, generate, record."""
+"""The way of one prompt through the router and the pools: prepare, decide, admit, select, generate, record."""
 
-import asyncio
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-
-import numpy as np
 
 from actors.observability.meter import Meter
 from kv_transfer.limits.target import check_length as check_target_length
 from kv_transfer.limits.target import check_sampling, first_logprobs
-from kv_transfer.messages import ADAPTER, GenerateOutput, GenerateRequest, KeptPrompt
+from kv_transfer.messages import ADAPTER, Envelope, GenerateOutput, GenerateRequest, KeptPrompt, Selection
 from kv_transfer.options import AUTO
-from kv_transfer.spans import droppable_of
 from kv_transfer.windows import WindowPlan
 from router.admission.controller import Admission
 from router.admission.load_shedding import AUDIT
@@ -30,9 +25,9 @@ from router.dispatch.metrics import (
     record_speeds,
     since_arrival,
 )
-from router.dispatch.request import Prompt
+from router.dispatch.request import Prepared, Prompt, Request
 from router.dispatch.selection import LexicalFallback, SelectionClient
-from router.dispatch.state import CallState, PromptState
+from router.dispatch.state import CallState, Outcome
 from router.dispatch.tracing import note_tokenized
 from router.explain.explained import DecisionMade, Explained
 from router.explain.prompt_text import message_spans
@@ -44,12 +39,8 @@ from router.pools.answer_record import AnswerRecord
 from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Pools
 from router.pools.prefix_affinity import PrefixKeys
-from router.prompt.protected_spans import prompt_spans, question_text
-from router.prompt.units import units_of
+from router.prompt.protected_spans import PromptSpans
 from skim_common.errors import DeadlineError, EngineUnavailableError, InvalidRequestError
-
-INLINE_CHARS = 16384
-"""The units of a longer text are found in a thread: those of 131,072 tokens take .2 s."""
 
 
 class Dispatcher:
@@ -97,142 +88,136 @@ class Dispatcher:
             raise
 
     async def _answer(self, request_id: str, prompt: Prompt, call: CallState) -> AsyncGenerator[GenerateOutput, None]:
-        """The way of a prompt: decide, admit, select, generate, record."""
+        """The way of a prompt: prepare, decide, admit, select, generate, record."""
         self.selections.check(call.request.options)
-        state, ticket = call.begin(request_id, prompt), None
+        outcome, ticket = call.begin(prompt), None
         try:
-            self._refuse(state)
-            ruled = self._rule(state)
-            self._prepare(state, ruled)
-            decision = self._decide(state, ruled)
+            self._refuse(request_id, prompt, outcome)
+            prepared = self._prepare(request_id, prompt, call.request)
+            decision = self._decide(prepared, outcome)
             call.release_intake()
-            async with admit(self.admission, self.forecaster, state, decision) as ticket:
+            async with admit(self.admission, self.forecaster, prepared, call, decision) as ticket:
                 if ticket.load >= AUDIT:
                     self.audits.drop()
-                shed_load(state, ticket, self.meter)
-                kept = await self._select(state, decision, ticket)
-                record_decision(self.meter, state)
-                target = self.pools.target
-                read = kept.in_reading_order(target.max_position - prompt.max_tokens)
-                answer = AnswerRecord(_generate_request(state, read), call.add_logprobs)
-                with Generation(self, state, kept, answer, ticket) as generation:
+                prepared = shed_load(prepared, outcome, ticket, self.meter)
+                prepared, kept = await self._select(prepared, outcome, decision, ticket)
+                record_decision(self.meter, outcome)
+                read = kept.in_reading_order(self.pools.target.max_position - prompt.max_tokens)
+                answer = AnswerRecord(_generate_request(prepared, read), call.add_logprobs)
+                with Generation(self, prepared, outcome, kept, answer, ticket) as generation:
                     async with aclosing(generation.outputs()) as outputs:
                         async for output in outputs:
                             generation.note(output)
                             yield output
-                self._record_answer(state, answer, ticket)
+                self._record_answer(prepared, outcome, answer, ticket)
         except (RefusedError, InvalidRequestError, EngineUnavailableError):
             if ticket is None or not ticket.began_at:
-                state.give_back()
+                outcome.give_back()
             raise
 
-    def _refuse(self, state: PromptState) -> None:
+    def _refuse(self, request_id: str, prompt: Prompt, outcome: Outcome) -> None:
         """Raise InvalidRequestError for what no engine can run, before anything is computed for it."""
-        call, prompt, size = state.call, state.prompt, state.prompt_tokens
-        call.request_id = call.request_id or state.request_id
-        note_tokenized(call.span, state)
+        call, size = outcome.call, outcome.prompt_tokens
+        call.request_id = call.request_id or request_id
+        note_tokenized(call.span, outcome)
         check_sampling(prompt.sampling)
         call.add_logprobs(first_logprobs(size, prompt.sampling, self.pools.target.vocab_size))
         # The whole prompt must fit, because it runs dense if the selection fails.
         check_target_length(size, size, prompt.max_tokens, self.pools.target)
 
-    def _rule(self, state: PromptState) -> Decision:
-        """Find the protected spans, and decide by the rules."""
-        prompt, request = state.prompt, state.call.request
-        spans = prompt_spans(state.prompt_tokens, request.options, prompt.chat, prompt.text, prompt.offsets)
-        state.spans, state.lost_contents = spans, spans.lost
+    def _prepare(self, request_id: str, prompt: Prompt, request: Request) -> Prepared:
+        """Find what the decision rests on: the spans, what the rules say, the guard's advice, unless the prompt
+        runs dense anyway, and the forecast."""
+        rendered = prompt.rendered
+        spans = rendered.spans(request.options)
+        layout, ruled = spans.layout, self._rule(prompt, request, spans)
+        advice = Advice(request.options, acts=False)
+        if ruled.speculative:
+            question = rendered.question_text(layout)
+            advice = self._guard.advise(request.options, question, explicit=request.keep_fields is not None)
+        for pool, model in (("speculator", self.pools.speculator), ("target", self.pools.target)):
+            if model is not None:
+                self.forecaster.know(pool, model, self.pools.replicas(pool))
+        speculator = self.pools.speculator
+        may_drop = ~layout.fixed(rendered.size, advice.options.protect_last)
+        plan = WindowPlan.of(may_drop, layout, advice.options.window_tokens)
+        options = advice.options.for_prompt(windows=bool(speculator and speculator.has_head_profile and plan))
+        windows = WindowReads.of(options, plan, rendered.size, layout.frame.head.size if layout.frame else 0)
+        salt, hinted, adapted = prompt.cache_salt, request.later_requests, ADAPTER in prompt.engine_args
+        forecast = self.forecaster.look(rendered.token_ids, salt, options, layout, hinted, windows, adapted=adapted)
+        record_speeds(self.meter, self.forecaster.speeds())  # here they are fitted anyway
+        affinity = ""
+        if self._keys:
+            affinity = self._keys.key(rendered.token_ids, spans.opening, salt, hashes=forecast.hashes)
+        decode = request.decode_for(prompt.sampling)
+        return Prepared(prompt, request_id, options, decode, spans, ruled, advice, forecast, affinity)
+
+    def _rule(self, prompt: Prompt, request: Request, spans: PromptSpans) -> Decision:
+        """What the rules say of the prompt."""
+        size = prompt.rendered.size
         traits = RequestTraits(
-            prompt_tokens=state.prompt_tokens,
+            prompt_tokens=size,
             prompt_logprobs=prompt.prompt_logprobs,
             echo=request.echo,
             beam_search=request.beam_search,
-            compressible_tokens=state.prompt_tokens - spans.protected_tokens,
-            rated=spans.rates.size > 0,
+            compressible_tokens=size - spans.protected_tokens,
+            rated=spans.layout.rates.size > 0,
             unmapped=spans.unmapped,
             untrusted=self.pools.untrusted,
         )
         return decide(traits, request.options)
 
-    def _prepare(self, state: PromptState, ruled: Decision) -> None:
-        """Find what the choice by time rests on: the guard's advice, unless the prompt runs dense anyway, and the
-        forecast."""
-        prompt, request, spans = state.prompt, state.call.request, state.spans
-        ids = np.asarray(prompt.token_ids, np.int32)
-        state.advice = Advice(request.options, acts=False)
-        if ruled.speculative:
-            question = question_text(spans.question, prompt.chat, prompt.text, prompt.offsets)
-            state.advice = self._guard.advise(request.options, question, explicit=request.keep_fields is not None)
-        state.options, hinted = state.advice.options, request.later_requests
-        for pool, model in (("speculator", self.pools.speculator), ("target", self.pools.target)):
-            if model is not None:
-                self.forecaster.know(pool, model, self.pools.replicas(pool))
-        frame = prompt.chat.frame if prompt.chat else None
-        speculator = self.pools.speculator
-        may_drop = droppable_of(spans.protected, state.options.protect_last, ids.size)
-        plan = WindowPlan.of(may_drop, spans.question, frame, state.options.window_tokens)
-        windowed = bool(speculator and speculator.has_head_profile and plan)
-        state.options = state.options.for_prompt(windows=windowed)
-        windows = WindowReads.of(state.options, plan, ids.size, frame.head.size if frame else 0)
-        adapted = ADAPTER in prompt.engine_args
-        state.forecast = self.forecaster.look(
-            ids, prompt.cache_salt, state.options, spans.protected, spans.regions, hinted, windows, adapted=adapted
-        )
-        record_speeds(self.meter, self.forecaster.speeds())  # here they are fitted anyway
-        if self._keys:
-            state.affinity = self._keys.key(ids, spans.opening, prompt.cache_salt, hashes=state.forecast.hashes)
-        state.started = time.perf_counter()
-
-    def _decide(self, state: PromptState, decision: Decision) -> Decision:
-        """Whether the prompt runs dense or speculative. decision: by the rules."""
-        if decision.speculative and state.options.enabled == AUTO:
-            decision, state.estimate = state.forecast.choice, state.forecast.estimate
+    def _decide(self, prepared: Prepared, outcome: Outcome) -> Decision:
+        """Whether the prompt runs dense or speculative."""
+        decision = prepared.ruled
+        if decision.speculative and prepared.options.enabled == AUTO:
+            decision, outcome.estimate = prepared.forecast.choice, prepared.forecast.estimate
         if decision.speculative:
-            decision = self._guard.before(state.advice, decision)
-            state.guard = state.advice.kind if state.advice.verdict == "more" else ""
-        state.reason = decision.reason
+            decision = self._guard.before(prepared.advice, decision)
+        outcome.decided(prepared, decision)
         return decision
 
-    async def _select(self, state: PromptState, decision: Decision, ticket: Ticket) -> KeptPrompt:
-        """The kept prompt for the target, or the whole prompt for a dense run."""
-        prompt, spans = state.prompt, state.spans
+    async def _select(
+        self, prepared: Prepared, outcome: Outcome, decision: Decision, ticket: Ticket
+    ) -> tuple[Prepared, KeptPrompt]:
+        """The prompt as it was selected from, and its kept prompt for the target: the whole prompt for a dense run."""
         if decision.speculative:
-            args = prompt.text, prompt.offsets, spans, state.options, state.prompt_tokens
-            is_long = len(prompt.text or "") > INLINE_CHARS
-            found = await asyncio.to_thread(units_of, *args) if is_long else units_of(*args)
-            state.units, state.indents, state.links = found
-        if decision.speculative and (selection := await self._selection.select(self.pools, state, ticket)):
-            made, used = DecisionMade(state.reason, state.guard), state.options.selection
-            timings = dict(state.timings)
-            explained = Explained(selection, used, spans.protected, state.units, timings, made, spans.regions)
-            held = None
-            if state.options.explain_text:
-                held = HeldPrompt(state.forecast.ids, message_spans(prompt.chat, prompt.offsets))
-            self.selections.add(state.request_id, Entry(state.prompt_tokens, explained, held), state.call.request.key)
-            return selection.kept
-        if decision.speculative:
-            work = self.forecaster.work(state.forecast, state.options, 0, selects=False)
+            prepared, selection = await self._selection.select(self.pools, prepared, outcome, ticket)
+            if selection is not None:
+                self._explain(prepared, outcome, selection)
+                return prepared, selection.kept
+            work = self.forecaster.work(prepared.forecast, prepared.options, 0, selects=False)
             self.admission.runs_dense(ticket, work)
-        state.mode = "dense"
-        return KeptPrompt.dense(prompt.token_ids)
+        outcome.mode = "dense"
+        return prepared, KeptPrompt.dense(prepared.prompt.rendered.token_ids)
 
-    def _record_answer(self, state: PromptState, answer: AnswerRecord, ticket: Ticket) -> None:
+    def _explain(self, prepared: Prepared, outcome: Outcome, selection: Selection) -> None:
+        """Hold the selection for the explain view."""
+        rendered, made = prepared.prompt.rendered, DecisionMade(outcome.reason, str(outcome.notes.get("guard", "")))
+        options, timings = prepared.options, dict(outcome.timings)
+        explained, held = Explained(selection, options.selection, prepared.layout, timings, made), None
+        if options.explain_text:
+            held = HeldPrompt(rendered.token_ids, message_spans(rendered.chat, rendered.offsets))
+        self.selections.add(prepared.request_id, Entry(prepared.size, explained, held), outcome.call.request.key)
+
+    def _record_answer(self, prepared: Prepared, outcome: Outcome, answer: AnswerRecord, ticket: Ticket) -> None:
         """Count and learn from a complete answer, and audit a share of them."""
-        self.clients.ended(state.prompt_tokens, since_arrival(state))
+        self.clients.ended(prepared.size, since_arrival(outcome, prepared.started))
         self.admission.answered(ticket, int(answer.first_token_ids.size))
-        if state.call.request.options.enabled == AUTO:
+        if outcome.call.request.options.enabled == AUTO:
             loaded = self.admission.load() >= AUDIT
-            self.audits.begin(self.pools, state.forecast.ids, answer, loaded=loaded)
+            self.audits.begin(self.pools, prepared.prompt.rendered.token_ids, answer, loaded=loaded)
 
 
-def _generate_request(state: PromptState, kept: KeptPrompt) -> GenerateRequest:
-    prompt = state.prompt
+def _generate_request(prepared: Prepared, kept: KeptPrompt) -> GenerateRequest:
+    prompt = prepared.prompt
     return GenerateRequest(
-        state.wire_id,
+        prepared.wire_id,
         kept,
         prompt.sampling,
         prompt.priority,
         prompt.cache_salt,
         prompt.engine_args,
-        state.decode,
-        affinity=state.affinity,
+        prepared.decode,
+        envelope=Envelope(affinity=prepared.affinity),
     )

@@ -11,7 +11,8 @@ from actors.observability.pool_spans import AnswerTally
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
 from router.admission.ticket import Ticket
 from router.dispatch.metrics import record_first_token, record_forecast, record_migration, since_arrival
-from router.dispatch.state import PromptState
+from router.dispatch.request import Prepared
+from router.dispatch.state import Outcome
 from router.dispatch.tracing import GENERATE, note_prompt
 from router.options.headers import add_prefill
 from router.pools.answer_record import AnswerRecord
@@ -29,19 +30,25 @@ class Generation:
     """
 
     def __init__(
-        self, dispatcher: "Dispatcher", state: PromptState, kept: KeptPrompt, answer: AnswerRecord, ticket: Ticket
+        self,
+        dispatcher: "Dispatcher",
+        prepared: Prepared,
+        outcome: Outcome,
+        kept: KeptPrompt,
+        answer: AnswerRecord,
+        ticket: Ticket,
     ) -> None:
-        self._dispatcher, self._state, self._kept = dispatcher, state, kept
+        self._dispatcher, self._prepared, self._outcome, self._kept = dispatcher, prepared, outcome, kept
         self._answer, self._ticket, self._context = answer, ticket, ExitStack()
         self._held = False  # a target replica has the request and will end its session
         self._told = False  # the client has an output
 
     def __enter__(self) -> Self:
-        dispatcher, state = self._dispatcher, self._state
+        dispatcher, prepared = self._dispatcher, self._prepared
         self._context.enter_context(dispatcher.audits.request())
-        self._context.enter_context(dispatcher.forecaster.sent(state.forecast, self._kept))
-        self._span = self._context.enter_context(state.call.span.child(GENERATE, "client"))
-        self._tally, self._sent = AnswerTally(self._span, state.prompt.sampling), time.perf_counter()
+        self._context.enter_context(dispatcher.forecaster.sent(prepared.forecast, self._kept))
+        self._span = self._context.enter_context(self._outcome.call.span.child(GENERATE, "client"))
+        self._tally, self._sent = AnswerTally(self._span, prepared.prompt.sampling), time.perf_counter()
         dispatcher.admission.sent(self._ticket)
         return self
 
@@ -51,20 +58,21 @@ class Generation:
         return migrate(self._answer, self._attempt, self._moved, self._received, enabled=enabled)
 
     def _attempt(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-        asked = replace(request, timeout_ms=self._state.call.request.deadline.left_ms, trace=self._span.headers)
-        return self._dispatcher.pools.generate(asked, self._state.admit)
+        left_ms = self._outcome.call.request.deadline.left_ms
+        envelope = replace(request.envelope, timeout_ms=left_ms, trace=self._span.headers)
+        return self._dispatcher.pools.generate(replace(request, envelope=envelope), self._outcome.admit)
 
     def _moved(self, migration: Migration) -> None:
-        state, self._held = self._state, False
+        prepared, self._held = self._prepared, False
         record_migration(self._dispatcher.meter, migration)
-        key = state.call.request.key
-        self._dispatcher.selections.note_migration(state.request_id, state.prompt_tokens, migration, key)
+        key = self._outcome.call.request.key
+        self._dispatcher.selections.note_migration(prepared.request_id, prepared.size, migration, key)
 
     def _received(self, output: GenerateOutput) -> None:
         self._held = True
         if self._ticket.stage == "prefill":
             self._dispatcher.admission.prefilled(self._ticket, output)
-            self._dispatcher.clients.began(self._state.prompt_tokens, since_arrival(self._state))
+            self._dispatcher.clients.began(self._prepared.size, since_arrival(self._outcome, self._prepared.started))
 
     def note(self, output: GenerateOutput) -> None:
         """Count an output for the client."""
@@ -74,27 +82,27 @@ class Generation:
         self._tally.add(output)
 
     def _record_first(self, output: GenerateOutput) -> None:
-        dispatcher, state, queued_ms = self._dispatcher, self._state, self._ticket.queued_ms
+        dispatcher, outcome, queued_ms = self._dispatcher, self._outcome, self._ticket.queued_ms
         now = time.perf_counter()
-        add_prefill(state.timings, output.timings, 1e3 * (now - self._sent))
-        state.timings["queue"] += queued_ms
-        record_first_token(dispatcher.meter, state, 1e3 * (now - state.call.request.arrived), output.cached_tokens)
-        queue, prefill = output.timings.get("queue", 0.0), state.timings["prefill"]
-        dispatcher.forecaster.began(state.forecast, self._kept, output.cached_tokens, prefill, queue)
-        elapsed_ms = 1e3 * (self._sent - state.started)
-        record_forecast(dispatcher.meter, state, elapsed_ms - queued_ms + queue + prefill)
-        state.call.answering = True
+        add_prefill(outcome.timings, output.timings, 1e3 * (now - self._sent))
+        outcome.timings["queue"] += queued_ms
+        record_first_token(dispatcher.meter, outcome, 1e3 * (now - outcome.call.request.arrived), output.cached_tokens)
+        queue, prefill = output.timings.get("queue", 0.0), outcome.timings["prefill"]
+        dispatcher.forecaster.began(self._prepared.forecast, self._kept, output.cached_tokens, prefill, queue)
+        elapsed_ms = 1e3 * (self._sent - self._prepared.started)
+        record_forecast(dispatcher.meter, outcome, elapsed_ms - queued_ms + queue + prefill)
+        outcome.call.answering = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        dispatcher, state = self._dispatcher, self._state
+        dispatcher, prepared = self._dispatcher, self._prepared
         if isinstance(error, ReplicaLostError | GivenUpError | DeadlyRequestError):
             self._held = False
             dispatcher.meter.record("skim_router_given_up_total", 1)
-        state.answer_tokens = self._tally.tokens
-        note_prompt(self._span, state.wire_id, state, self._tally)
-        dispatcher.forecaster.ended(state.forecast, self._kept, self._answer.first_token_ids)
+        self._outcome.answer_tokens = self._tally.tokens
+        note_prompt(self._span, prepared.wire_id, self._outcome, self._tally)
+        dispatcher.forecaster.ended(prepared.forecast, self._kept, self._answer.first_token_ids)
         # The target ends the session of an answer that it has begun; it may not know any other.
         if self._kept.session is not None and not self._held:
             dispatcher.background.start(dispatcher.pools.end_session(self._kept.session))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from actors.observability.meter import Meter
 from router.decision.pool_time import Speeds
-from router.dispatch.state import PromptState
+from router.dispatch.state import Outcome
 from router.options.headers import TIMING_PARTS, TOTAL
 from router.pools.migration import Migration
 
@@ -26,13 +26,14 @@ class ClientMetrics:
         return
 
 
-def since_arrival(prompt: PromptState) -> float:
-    """Seconds. Each later step of a beam search is a prompt that arrived when it was decided."""
+def since_arrival(prompt: Outcome, started: float) -> float:
+    """Seconds. Each later step of a beam search is a prompt that arrived when it was decided. started: of the
+    prompt, as in Prepared."""
     call = prompt.call
-    return time.perf_counter() - (call.request.arrived if prompt in call.prompts else prompt.started)
+    return time.perf_counter() - (call.request.arrived if prompt in call.prompts else started)
 
 
-def record_decision(meter: Meter, prompt: PromptState) -> None:
+def record_decision(meter: Meter, prompt: Outcome) -> None:
     """Record a prompt when its mode is decided. A beam search records each of its steps."""
     meter.record("skim_router_requests_total", 1, mode=prompt.mode, reason=prompt.reason)
     meter.record("skim_router_prompt_tokens_total", prompt.prompt_tokens, mode=prompt.mode)
@@ -42,7 +43,7 @@ def record_decision(meter: Meter, prompt: PromptState) -> None:
         meter.record("skim_router_coverage", prompt.coverage)
 
 
-def record_forecast(meter: Meter, prompt: PromptState, ms: float) -> None:
+def record_forecast(meter: Meter, prompt: Outcome, ms: float) -> None:
     """Record how right the forecast was that chose the mode. ms: from the choice until the first token."""
     if prompt.estimate is not None:
         ratio = prompt.estimate.of(prompt.mode) / max(ms, 1e-3)
@@ -58,7 +59,7 @@ def record_speeds(meter: Meter, speeds: Mapping[str, Speeds]) -> None:
                 meter.record("skim_router_read_speed", speed, pool=pool, part=part)
 
 
-def record_first_token(meter: Meter, prompt: PromptState, total_ms: float, cached_tokens: int) -> None:
+def record_first_token(meter: Meter, prompt: Outcome, total_ms: float, cached_tokens: int) -> None:
     """Record the times of a prompt. total_ms: from the request's arrival until the target's first output.
 
     cached_tokens: prompt tokens that the target found in its prefix cache.

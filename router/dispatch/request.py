@@ -1,18 +1,27 @@
-"""What a client asks: `Request` for one HTTP call, `Prompt` for each of its rendered prompts. Nothing here changes."""
+"""What a client asks: `Request` for one HTTP call, `Prompt` for each of its rendered prompts, and `Prepared`, with what
+is known of a prompt before its mode is chosen. Nothing here changes."""
 
 import json
+import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
+from kv_transfer.drafts import UNDRAFTED
+from kv_transfer.layout import TextLayout
 from kv_transfer.options import DecodeOptions
+from kv_transfer.sampling import is_seeded
 from router.admission.rate_limits import Caller
+from router.decision.forecast import Forecast
+from router.decision.guard import Advice
+from router.decision.rules import Decision
+from router.options.policies import SYSTEM_ROLES
 from router.options.request import PrefillOptions
-from router.prompt.contents import ChatContents
 from router.prompt.keep_fields import KeepFields
-from router.prompt.protected_spans import Offsets
+from router.prompt.protected_spans import PromptSpans
+from router.prompt.rendered import RenderedPrompt
 from skim_common.deadline import NO_DEADLINE, Deadline
 
 
@@ -43,6 +52,15 @@ class Request:
         """The name of the call's API key, never the key; empty without one."""
         return self.caller.key.name if self.caller else ""
 
+    def decode_for(self, sampling: Mapping[str, Any]) -> DecodeOptions:
+        """The decoding options of a prompt with these sampling parameters.
+
+        A seeded prompt gets no drafts unless the client asks for some: which tokens are drafted in time, and accepted,
+        decides which random numbers are used.
+        """
+        seeded = is_seeded(sampling) and not self.decode_is_explicit
+        return self.decode.model_copy(update={"method": "none"}) if seeded else self.decode
+
     def salt(self, sent: str | None, adapter: str | None = None) -> str | None:
         """The cache salt for the engines. sent: the client's own. adapter: the name of the one that answers; no adapter
         has the KV of another.
@@ -56,19 +74,74 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """A rendered prompt with its sampling parameters.
+    """A rendered prompt with its sampling parameters. sampling: as in GenerateRequest."""
 
-    sampling: as in GenerateRequest. chat, text, offsets: the contents of a chat, the text that its template rendered,
-    and each token's character range in that text; chat is None for raw prompts.
-    """
-
-    token_ids: list[int]
+    rendered: RenderedPrompt
     sampling: Mapping[str, Any]
     max_tokens: int
     prompt_logprobs: bool = False
-    chat: ChatContents | None = None
-    text: str | None = None
-    offsets: Offsets | None = None
     cache_salt: str | None = None
     priority: int = 0
     engine_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _wire_id() -> str:
+    return secrets.token_urlsafe(16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A prompt with what is known before its mode is chosen. What the load or a lost speculator changes makes another.
+
+    request_id: the client may have chosen it, and knows it. options, decode: those that count for this prompt. spans:
+    their layout has units when the prompt is selected from. ruled: what the rules say. affinity: as in Envelope.
+    started: when it was prepared, in seconds of `time.perf_counter`.
+    """
+
+    prompt: Prompt
+    request_id: str
+    options: PrefillOptions
+    decode: DecodeOptions
+    spans: PromptSpans
+    ruled: Decision
+    advice: Advice
+    forecast: Forecast
+    affinity: str = ""
+    started: float = field(default_factory=time.perf_counter)
+    suffix: str = field(default_factory=_wire_id)
+
+    @property
+    def wire_id(self) -> str:
+        """The pools' id of the prompt and of its drafting session, which no client can know or choose."""
+        return f"{self.request_id}~{self.suffix}"
+
+    @property
+    def size(self) -> int:
+        """The number of the prompt's tokens."""
+        return self.prompt.rendered.size
+
+    @property
+    def layout(self) -> TextLayout:
+        return self.spans.layout
+
+    def with_units(self) -> "Prepared":
+        """The prompt with the units of its text, for a selection."""
+        layout = self.prompt.rendered.layout(self.options, self.spans)
+        return replace(self, spans=self.spans._replace(layout=layout))
+
+    @property
+    def uses_drafts(self) -> bool:
+        """Whether the answer can use drafts of a session. Its last token needs none."""
+        most = self.prompt.max_tokens  # 0: any number
+        return self.decode.method == "remote" and (not most or most > UNDRAFTED + 1)
+
+    @property
+    def reads_for_drafts(self) -> bool:
+        """Whether the speculator reads the kept prompt for drafts. Over the whole prompt, the scores have read it."""
+        return self.uses_drafts and (self.forecast.windows is not None or self.decode.draft_context == "kept")
+
+    @property
+    def is_system_prompt(self) -> bool:
+        """Whether most of it is a system prompt, from which selection needs a choice."""
+        chat = self.prompt.rendered.chat
+        return chat is not None and 2 * self.spans.opening > self.size and any(r in SYSTEM_ROLES for r in chat.roles)

@@ -8,13 +8,14 @@ from functools import cached_property
 
 from actors.observability.pool_spans import note_selection
 from kv_transfer.limits.speculator import check_readable
-from kv_transfer.messages import Selection, SelectRequest, SessionHandle
+from kv_transfer.messages import Envelope, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import AUTO
 from router.admission.controller import Admission
 from router.admission.ticket import Ticket
 from router.decision.forecast import Forecaster
 from router.decision.guard import Guard
-from router.dispatch.state import PromptState
+from router.dispatch.request import Prepared
+from router.dispatch.state import Outcome
 from router.dispatch.tracing import SELECT
 from router.pools.availability import PoolDownError
 from router.pools.background_tasks import BackgroundTasks
@@ -24,6 +25,9 @@ from speculator_service.lexical_engine import LexicalSpeculator
 from speculator_service.service import SpeculatorService
 
 logger = logging.getLogger(__name__)
+
+INLINE_CHARS = 16384
+"""The units of a longer text are found in a thread: those of 131,072 tokens take .2 s."""
 
 _OR_DENSE = 'shorten the prompt or send "speculative_prefill": false'
 
@@ -62,45 +66,43 @@ class SelectionClient:
         self._timeout_s, self._fallback, self._background = timeout_s, fallback, background
         self._admission, self._forecaster, self._guard = admission, forecaster, guard
 
-    async def select(self, pools: Pools, state: PromptState, ticket: Ticket) -> Selection | None:
-        """None if the prompt runs dense, see `state.reason`: the selection failed or was late, or, under `auto`, the
-        speculator cannot read the prompt or its scores are flat. Raises SkimError."""
-        options = state.options
+    async def select(
+        self, pools: Pools, prepared: Prepared, outcome: Outcome, ticket: Ticket
+    ) -> tuple[Prepared, Selection | None]:
+        """None if the prompt runs dense, see `outcome.reason`: the selection failed or was late, or, under `auto`, the
+        speculator cannot read the prompt or its scores are flat. Raises SkimError.
+
+        Also the prompt as it was selected from: with units, and with the options that were used."""
+        options, is_long = prepared.options, len(prepared.prompt.rendered.text or "") > INLINE_CHARS
+        prepared = await asyncio.to_thread(prepared.with_units) if is_long else prepared.with_units()
         try:
-            request = self._request(state)
+            request = _request(prepared, outcome.call.request.deadline.left_ms)
             if (speculator := pools.speculator) is not None:
                 check_readable(request, speculator, _OR_DENSE)
-            selection = await self._ask(pools, state, ticket, request)
+            prepared, selection = await self._ask(pools, prepared, outcome, ticket, request)
         except InvalidRequestError:
             if options.enabled != AUTO:
                 raise
-            state.reason = "speculator-limit"
-            return None
+            outcome.reason = "speculator-limit"
+            return prepared, None
         # Lexical scores in the place of the speculator's are not judged by its limit.
-        if selection is None or state.options.selector != options.selector:
-            return selection
-        reason = self._guard.distrusts(state.advice, selection, state.spans.protected, state.units)
+        if selection is None or prepared.options.selector != options.selector:
+            return prepared, selection
+        reason = self._guard.distrusts(prepared.advice, selection, prepared.layout)
         if reason is None:
-            return selection
-        state.distrusted(reason)
+            return prepared, selection
+        outcome.distrusted(reason)
         if selection.kept.session is not None:
             self._background.start(pools.end_session(selection.kept.session))
-        return None
+        return prepared, None
 
-    async def _ask(self, pools: Pools, state: PromptState, ticket: Ticket, request: SelectRequest) -> Selection | None:
+    async def _ask(
+        self, pools: Pools, prepared: Prepared, outcome: Outcome, ticket: Ticket, request: SelectRequest
+    ) -> tuple[Prepared, Selection | None]:
         """The speculator's selection, or the fallback's if that failed or was late; None without one."""
         sent = time.perf_counter()
         try:
-            with state.call.span.child(SELECT, "client") as span:
-                try:
-                    async with asyncio.timeout(self._timeout_s):
-                        selection = await pools.select(replace(request, trace=span.headers), state.admit)
-                except (asyncio.CancelledError, TimeoutError):
-                    # The speculator may have selected already. Nobody takes the reply, which names the session.
-                    if request.decode is not None:
-                        self._background.start(pools.end_session(SessionHandle("", state.wire_id)))
-                    raise
-                note_selection(span, state.wire_id, selection)
+            selection = await self._from_pool(pools, outcome, request)
             computing_ms = sum(selection.timings.values()) - selection.timings.get("queue", 0.0)
             waited_ms = 1e3 * (time.perf_counter() - sent) - computing_ms
             self._admission.selected(ticket, waited_ms, drafts=selection.kept.session is not None)
@@ -108,35 +110,42 @@ class SelectionClient:
             raise
         except (TimeoutError, SkimError) as error:
             late, down = isinstance(error, TimeoutError), isinstance(error, PoolDownError)
-            state.reason = f"speculator-{'timeout' if late else 'down' if down else 'error'}"
+            outcome.reason = f"speculator-{'timeout' if late else 'down' if down else 'error'}"
             problem = f"no selection in {self._timeout_s:g} s" if late else error
             fallback = await self._fallback.select(request)
             if fallback is None:
-                logger.warning("request %s runs dense: %s", state.request_id, problem)
-                return None
-            logger.warning("request %s is selected lexically: %s", state.request_id, problem)
+                logger.warning("request %s runs dense: %s", prepared.request_id, problem)
+                return prepared, None
+            logger.warning("request %s is selected lexically: %s", prepared.request_id, problem)
             selection = fallback
-            state.options = state.options.model_copy(update={"selector": "lexical"})
-        state.selected(selection, 1e3 * (time.perf_counter() - sent))
-        state.forecast = self._forecaster.selected(state.forecast, selection, state.options)
-        return selection
+            prepared = replace(prepared, options=prepared.options.model_copy(update={"selector": "lexical"}))
+        outcome.selected(selection, prepared.options, 1e3 * (time.perf_counter() - sent))
+        forecast = self._forecaster.selected(prepared.forecast, selection, prepared.options)
+        return replace(prepared, forecast=forecast), selection
 
-    @staticmethod
-    def _request(state: PromptState) -> SelectRequest:
-        return SelectRequest(
-            state.wire_id,
-            state.forecast.ids,
-            state.options.selection,
-            state.spans.protected,
-            cache_salt=state.prompt.cache_salt,
-            decode=state.decode if state.uses_drafts else None,
-            question=state.spans.question,
-            affinity=state.affinity,
-            rate_spans=state.spans.rate_spans,
-            rates=state.spans.rates,
-            timeout_ms=state.call.request.deadline.left_ms,
-            units=state.units,
-            indents=state.indents,
-            links=state.links,
-            frame=state.prompt.chat.frame if state.prompt.chat else None,
-        )
+    async def _from_pool(self, pools: Pools, outcome: Outcome, request: SelectRequest) -> Selection:
+        with outcome.call.span.child(SELECT, "client") as span:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    envelope = replace(request.envelope, trace=span.headers)
+                    selection = await pools.select(replace(request, envelope=envelope), outcome.admit)
+            except (asyncio.CancelledError, TimeoutError):
+                # The speculator may have selected already. Nobody takes the reply, which names the session.
+                if request.decode is not None:
+                    self._background.start(pools.end_session(SessionHandle("", request.request_id)))
+                raise
+            note_selection(span, request.request_id, selection)
+            return selection
+
+
+def _request(prepared: Prepared, timeout_ms: float | None) -> SelectRequest:
+    prompt = prepared.prompt
+    return SelectRequest(
+        prepared.wire_id,
+        prompt.rendered.token_ids,
+        prepared.options.selection,
+        prepared.layout,
+        cache_salt=prompt.cache_salt,
+        decode=prepared.decode if prepared.uses_drafts else None,
+        envelope=Envelope(affinity=prepared.affinity, timeout_ms=timeout_ms),
+    )

@@ -8,7 +8,7 @@ from starlette.types import Message, Scope, Send
 
 from actors.observability.pool_spans import AnswerTally
 from actors.observability.tracing import TRACE_HEADERS, Span, Tracer
-from router.dispatch.state import CallState, PromptState
+from router.dispatch.state import CallState, Outcome
 
 TOKENIZE, SELECT, GENERATE = "skim.router.tokenize", "skim.router.select", "skim.router.generate"
 
@@ -75,20 +75,20 @@ def traced_request(tracer: Tracer, model: str, scope: Scope) -> Iterator[TracedR
                 request.describe(scope, model)
 
 
-def note_tokenized(span: Span, prompt: PromptState) -> None:
+def note_tokenized(span: Span, prompt: Outcome) -> None:
     """Add the span of rendering and tokenizing the prompt: from the request's arrival until now."""
     if span.recording:
         now = span.now()
         span.part(TOKENIZE, now - prompt.timings["tokenize"], now)
 
 
-def note_prompt(span: Span, request_id: str, prompt: PromptState, answer: AnswerTally) -> None:
+def note_prompt(span: Span, request_id: str, prompt: Outcome, answer: AnswerTally) -> None:
     """Set the attributes of one prompt. request_id: the engines' id."""
     if span.recording:
         span.set({"skim.engine_request_id": request_id, **_summary([prompt]), **answer.attributes()})
 
 
-def _summary(prompts: list[PromptState]) -> dict[str, str | int | float]:
+def _summary(prompts: list[Outcome]) -> dict[str, str | int | float]:
     """Attributes of all prompts: counts are sums, modes and reasons are the different ones."""
     read, kept = (sum(getattr(p, name) for p in prompts) for name in ("prompt_tokens", "kept_tokens"))
     words = {name: sorted({getattr(p, name) for p in prompts} - {""}) for name in ("mode", "reason")}

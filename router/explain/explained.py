@@ -1,15 +1,17 @@
 """The explain view's numbers: what was kept of a prompt, with a score and a reason for each kept span."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, Selection
+from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.layout import TextLayout
+from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import always_kept, mask_of, segments_of, spans_of, unit_starts
+from kv_transfer.spans import segments_of, spans_of
 from router.decision.guard import signals
 
 REASONS = {
@@ -24,9 +26,6 @@ REASONS = {
 
 DROPPED = ""
 
-REGION_BYTES = 192
-"""About what one of `Explained.regions` takes: a tuple and its numbers."""
-
 
 @dataclass(frozen=True, slots=True)
 class DecisionMade:
@@ -40,27 +39,22 @@ class DecisionMade:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Explained:
-    """A selection and what it was made from. protected: int32 [P, 2], the request's protected spans.
-
-    units: as in SelectRequest. timings: milliseconds by part, until the selection was back at the router. decision: why
-    the router selected; None where no router decided. regions: token ranges with a keep rate of their own, as (start,
-    end, rate).
+    """A selection and what it was made from. timings: milliseconds by part, until the selection was back at the router.
+    decision: why the router selected; None where no router decided.
     """
 
     selection: Selection
     options: SelectionOptions
-    protected: Int32Array
-    units: Int32Array
+    layout: TextLayout
     timings: Mapping[str, float] = field(default_factory=dict)
     decision: DecisionMade | None = None
-    regions: Sequence[tuple[int, int, float]] = ()
 
     @property
     def nbytes(self) -> int:
         """Bytes of what grows with the request."""
         kept, scores = self.selection.kept, self.selection.unit_scores
-        arrays = (kept.token_ids, kept.positions, self.protected, self.units, *(() if scores is None else (scores,)))
-        return sum(array.nbytes for array in arrays) + REGION_BYTES * len(self.regions)
+        arrays = (kept.token_ids, kept.positions, *(() if scores is None else (scores,)))
+        return sum(array.nbytes for array in arrays) + self.layout.nbytes
 
     def as_json(self) -> dict[str, Any]:
         """JSON values. Spans are half-open ranges of token positions in the original prompt.
@@ -98,8 +92,8 @@ class Explained:
             "late_spans": spans(selection.late),
             "new_spans": spans(~reused & ~selection.late),
             "segments": None if kept.is_ascending else segments_of(kept.positions).tolist(),
-            "protected_spans": self.protected.tolist(),
-            "rate_spans": [list(region) for region in self.regions],
+            "protected_spans": self.layout.protected.tolist(),
+            "rate_spans": [list(region) for region in self.layout.regions],
             "look_ahead_tokens": kept.look_ahead_tokens.tolist(),
             "options": self.options.model_dump(),
             "timings_ms": dict(self.timings),
@@ -107,12 +101,12 @@ class Explained:
         }
 
     def _signals(self) -> Mapping[str, float]:
-        return signals(self.selection, self.options, self.protected, self.units)
+        return signals(self.selection, self.options, self.layout)
 
     @property
     def _starts(self) -> Int32Array:
         """The first token of each unit."""
-        return unit_starts(self.selection.kept.context_length, self.options, self.units)
+        return self.layout.unit_starts(self.selection.kept.context_length, self.options)
 
     @property
     def _scores(self) -> Float32Array | None:
@@ -144,7 +138,7 @@ class Explained:
         reasons[positions] = "new" if selection.reused_tokens else by_score
         reasons[positions[selection.late]] = "appended"
         reasons[positions[: selection.reused_tokens]] = "reused"
-        protected = always_kept(mask_of(self.protected.tolist(), size), options.protect_last)
+        protected = self.layout.fixed(size, options.protect_last)
         reasons[protected & (reasons != DROPPED)] = "protected"
         return reasons
 

@@ -277,7 +277,7 @@ class ServePools:
 
 def _preferring(handle: DeploymentHandle, method: str, request: SelectRequest | GenerateRequest) -> DeploymentHandle:
     """The handle of one method, for the replicas that the request prefers."""
-    return handle.options(method_name=method, session_id=by_prefix(request.affinity, request.request_id))
+    return handle.options(method_name=method, session_id=by_prefix(request.envelope.affinity, request.request_id))
 
 
 def _with_prefill(output: GenerateOutput, prefill: GenerateOutput) -> GenerateOutput:

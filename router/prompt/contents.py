@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from kv_transfer.messages import Frame
+from kv_transfer.layout import Frame
 from router.options.policies import SYSTEM_ROLES, Keep
 from router.prompt.keep_fields import KeepFields
 from router.prompt.markers import CharSpan, Markers
@@ -43,7 +43,7 @@ class Content:
 
 class ChatContents(NamedTuple):
     """roles: of all messages. contents: in their order; None if it is not known where they are. frame: as in
-    SelectRequest; None if it was not asked for."""
+    TextLayout; None if it was not asked for."""
 
     roles: Sequence[str]
     contents: Sequence[Content] | None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kv_transfer.messages import Frame
+from kv_transfer.layout import Frame
 
 TEXT = "\U000f0000\U000f0001"
 """Stands for the text: characters without a meaning (Unicode's private use area), which templates copy."""

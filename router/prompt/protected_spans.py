@@ -13,8 +13,9 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Float32Array, Int32Array
-from kv_transfer.spans import check_spans, mask_of, regions_of, spans_of
+from kv_transfer.arrays import Float32Array, Int32Array, no_pairs
+from kv_transfer.layout import TextLayout
+from kv_transfer.spans import Span, check_spans, mask_of, spans_of
 from router.options.errors import InvalidOptionError
 from router.options.policies import Keep, PolicyOptions
 from router.options.request import PrefillOptions
@@ -30,40 +31,31 @@ Offsets = Sequence[tuple[int, int]] | CharRanges
 
 
 class PromptSpans(NamedTuple):
-    """protected: int32 [P, 2], half-open token spans that are never dropped.
+    """layout: without units, indents and links. Its protected spans are sorted and apart. It has no question if that is
+    unknown: raw text, a turn that is not found, or a question without a visible beginning.
 
-    question: half-open token span of the question of the last user turn (the whole turn if it is short), also if
-    messages of the assistant or of tools follow it. None if it is unknown: raw text, a turn that is not found, or a
-    question without a visible beginning. opening: tokens before the first message that is not the system's: the
-    template's beginning, the system prompt, the tools. 0 if it is unknown, and for raw text.
-    rate_spans, rates: as in SelectRequest. unmapped: of a chat, it is not known where the contents are; all of it is
-    protected. lost: the number of contents whose place is not known; they are protected.
+    opening: tokens before the first message that is not the system's: the template's beginning, the system prompt, the
+    tools. 0 if it is unknown, and for raw text. unmapped: of a chat, it is not known where the contents are; all of it
+    is protected. lost: the number of contents whose place is not known; they are protected.
     """
 
-    protected: Int32Array
-    question: tuple[int, int] | None = None
+    layout: TextLayout
     opening: int = 0
-    rate_spans: Int32Array = np.empty((0, 2), np.int32)
-    rates: Float32Array = np.empty(0, np.float32)
     unmapped: bool = False
     lost: int = 0
 
     @property
     def protected_tokens(self) -> int:
-        """Tokens inside the protected spans, which do not overlap."""
-        return int((self.protected[:, 1] - self.protected[:, 0]).sum())
-
-    @property
-    def regions(self) -> list[tuple[int, int, float]]:
-        """The ranges with a keep rate of their own, as (start, end, rate)."""
-        return regions_of(self.rate_spans, self.rates)
+        """Tokens inside the protected spans."""
+        return int((self.layout.protected[:, 1] - self.layout.protected[:, 0]).sum())
 
 
 class ChatChars(NamedTuple):
     """Character ranges of a rendered chat. compressible: those that selection may drop from, and how much is kept.
 
-    They are sorted and apart. question: as in PromptSpans; it is never compressible. opening: characters before the
-    first message that is not the system's.
+    They are sorted and apart. question: the question of the last user turn (the whole turn if it is short), also if
+    messages of the assistant or of tools follow it; it is never compressible. opening: characters before the first
+    message that is not the system's.
     """
 
     compressible: list[tuple[CharSpan, Keep]]
@@ -94,20 +86,21 @@ def prompt_spans(
             always = [span for span, wish in asked if wish == "always"]
             keep |= mask_of([*filter(None, tokens_touched_by_each(always, ranges))], size)
         regions = [] if ranges is None else _regions(asked, tokens_inside([span for span, _ in asked], ranges))
-        return PromptSpans(spans_of(keep), None, 0, *_as_arrays(regions))
+        return PromptSpans(TextLayout(spans_of(keep), *_as_arrays(regions)))
     if options.keep_ranges:
         _refuse_ranges("is for raw prompts; in a chat, give a content part its own keep")
     if text is None or ranges is None or chat.contents is None:
         keep[:] = True
-        return PromptSpans(spans_of(keep), unmapped=True)
+        return PromptSpans(TextLayout(spans_of(keep)), unmapped=True)
     chars = chat_chars(text, chat, options, _message_tokens(chat.contents, ranges))
     inside = tokens_inside([span for span, _ in chars.compressible], ranges)
     keep |= inside < 0
+    found = tokens_touched(chars.question, ranges)
+    questions = no_pairs() if found is None else np.array([found], np.int32)
+    rated = _as_arrays(_regions(chars.compressible, inside))
     return PromptSpans(
-        spans_of(keep),
-        tokens_touched(chars.question, ranges),
+        TextLayout(spans_of(keep), *rated, questions=questions, frame=chat.frame),
         int(np.argmax(ranges[:, 1] > chars.opening)),
-        *_as_arrays(_regions(chars.compressible, inside)),
         lost=sum(content.lost for content in chat.contents),
     )
 
@@ -133,7 +126,7 @@ def tokens_inside(spans: Sequence[CharSpan], ranges: CharRanges) -> npt.NDArray[
     return np.where(inside, number, -1)
 
 
-def tokens_touched(chars: CharSpan | None, ranges: CharRanges) -> tuple[int, int] | None:
+def tokens_touched(chars: CharSpan | None, ranges: CharRanges) -> Span | None:
     """The half-open token span from the first to the last token that has a character in `chars`; None without one."""
     if chars is None:
         return None
@@ -142,7 +135,7 @@ def tokens_touched(chars: CharSpan | None, ranges: CharRanges) -> tuple[int, int
     return (int(touched[0]), int(touched[-1]) + 1) if touched.size else None
 
 
-def tokens_touched_by_each(spans: Sequence[CharSpan], ranges: CharRanges) -> list[tuple[int, int] | None]:
+def tokens_touched_by_each(spans: Sequence[CharSpan], ranges: CharRanges) -> list[Span | None]:
     """As `tokens_touched` for many spans, with one search of the tokens for all. ranges: in the order of the text."""
     if not spans:
         return []
@@ -250,12 +243,10 @@ def _refuse_ranges(why: str) -> NoReturn:
     raise InvalidOptionError(f"{name} {why}", name)
 
 
-def question_text(
-    question: tuple[int, int] | None, chat: ChatContents | None, text: str | None, offsets: Offsets | None
-) -> str:
+def question_text(question: Span | None, chat: ChatContents | None, text: str | None, offsets: Offsets | None) -> str:
     """The question of the last user turn, if its token span is known, else the end of the last user message. Of a raw
-    prompt, its last line. Of a long one, the end; "" without a text. question: as in PromptSpans. chat, text, offsets:
-    as in `prompt_spans`.
+    prompt, its last line. Of a long one, the end; "" without a text. question: its token span. chat, text, offsets: as
+    in `prompt_spans`.
     """
     if question is not None and text is not None and offsets is not None:
         return text[offsets[question[0]][0] : offsets[question[1] - 1][1]][-LONG_TURN_CHARS:]

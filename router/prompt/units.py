@@ -6,18 +6,19 @@ functions from a text and its tokens' places to token positions and indents.
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
+from kv_transfer.layout import TextLayout
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import mask_of
+from kv_transfer.spans import Span, mask_of
 from router.prompt.links import Codes, links_of
-from router.prompt.protected_spans import Offsets, PromptSpans, char_ranges
+from router.prompt.protected_spans import Offsets, char_ranges
 
 MAX_TOKENS = 96
 """A longer line or sentence is cut in parts of about equal length, of at most so many tokens."""
@@ -45,27 +46,28 @@ class TextUnits(NamedTuple):
     links: Int32Array
 
 
-def units_of(
-    text: str | None, offsets: Offsets | None, spans: PromptSpans, options: SelectionOptions, prompt_tokens: int
-) -> TextUnits:
-    """The `units`, `indents` and `links` of a SelectRequest; empty where the options or the prompt have none.
+def with_units(
+    layout: TextLayout, text: str | None, offsets: Offsets | None, options: SelectionOptions, prompt_tokens: int
+) -> TextLayout:
+    """The layout with `units`, `indents` and `links`; without, where the options or the prompt have none.
 
-    text, offsets: as in Prompt. The borders of the units include those of messages, because the template between
-    messages is protected.
+    text, offsets: as in RenderedPrompt. The borders of the units include those of messages, because the template
+    between messages is protected.
     """
     if options.granularity != "text" or text is None or offsets is None or len(offsets) != prompt_tokens:
-        return TextUnits(np.empty(0, np.int32), np.empty(0, np.int32), np.empty((0, 2), np.int32))
+        return layout
     last = max(0, prompt_tokens - options.protect_last)
-    protected = [*spans.protected.tolist(), (last, prompt_tokens)]
-    return text_units(text, offsets, spans.rate_spans.ravel(), protected, spans.question)
+    protected = [*layout.protected.tolist(), (last, prompt_tokens)]
+    starts, indents, links = text_units(text, offsets, layout.rate_spans.ravel(), protected, layout.question)
+    return replace(layout, units=starts, indents=indents, links=links)
 
 
 def text_units(
     text: str,
     offsets: Offsets,
     edges: Iterable[int] = (),
-    protected: Sequence[tuple[int, int]] = (),
-    question: tuple[int, int] | None = None,
+    protected: Sequence[Span] = (),
+    question: Span | None = None,
 ) -> TextUnits:
     """The units of a text.
 

@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
+import numpy as np
 from vllm.config import VllmConfig
 from vllm.engine.protocol import EngineClient
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
@@ -25,7 +26,8 @@ from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CURRENT, CallState
 from router.options.errors import HttpError
 from router.prompt.control_tokens import ControlTokens, Handling
-from router.vllm_front.renderer import hook_chat_rendering, reuse_known_tokens
+from router.prompt.rendered import RenderedPrompt
+from router.vllm_front.renderer import ChatRecorder, reuse_known_tokens
 from skim_common.errors import InvalidRequestError, SkimError
 
 logger = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ class PooledEngineClient(EngineClient):
         self._adapters = adapters
         reuse_known_tokens(self.renderer)
         backend = getattr(self.renderer.get_tokenizer(), "backend_tokenizer", None)
-        hook_chat_rendering(self.renderer, ControlTokens(backend, control_tokens) if backend is not None else None)
+        ChatRecorder(self.renderer, ControlTokens(backend, control_tokens) if backend is not None else None)
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
@@ -69,7 +71,7 @@ class PooledEngineClient(EngineClient):
             stream = self._dispatcher.run(request_id, rendered, call)
             try:
                 async for output in stream:
-                    yield await _request_output(request_id, rendered, output)
+                    yield await _request_output(request_id, prompt, output)
             finally:
                 await stream.aclose()
         except SkimError as error:
@@ -185,26 +187,25 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
     cache_salt = request.salt(prompt.get("cache_salt"), engine_args.get(ADAPTER))
     if (largest := max(prompt["prompt_token_ids"])) >= 2**31:
         raise InvalidRequestError(f"Token id {largest} is out of vocabulary")
+    text = prompt.get("prompt")
+    ids, offsets = np.asarray(prompt["prompt_token_ids"], np.int32), prompt.get("prompt_token_offsets")
     return Prompt(
-        token_ids=prompt["prompt_token_ids"],
+        RenderedPrompt(ids, text, offsets, call.chats.get(text)),
         sampling=msgspec.to_builtins(params, builtin_types=(bytes,)),
         max_tokens=params.max_tokens or 0,
         prompt_logprobs=params.prompt_logprobs is not None,
-        chat=call.chats.get(prompt.get("prompt")),
-        text=prompt.get("prompt"),
-        offsets=prompt.get("prompt_token_offsets"),
         cache_salt=cache_salt,
         priority=priority,
         engine_args=engine_args,
     )
 
 
-async def _request_output(request_id: str, prompt: Prompt, output: GenerateOutput) -> RequestOutput:
+async def _request_output(request_id: str, prompt: Mapping[str, Any], output: GenerateOutput) -> RequestOutput:
     """A GenerateOutput in vLLM's form. It holds the client's whole prompt, so that usage counts all of its tokens."""
     return RequestOutput(
         request_id=request_id,
-        prompt=prompt.text,
-        prompt_token_ids=prompt.token_ids,
+        prompt=prompt.get("prompt"),
+        prompt_token_ids=prompt["prompt_token_ids"],
         prompt_logprobs=await _prompt_logprobs(output.prompt_logprobs),
         outputs=[
             CompletionOutput(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from cachetools import LRUCache
 
-from kv_transfer.messages import Frame
+from kv_transfer.layout import Frame
 from router.dispatch.state import CURRENT, CallState
 from router.options.errors import HttpError
 from router.options.request import PrefillOptions, shown
@@ -51,7 +51,7 @@ def reuse_known_tokens(renderer: Any) -> KnownTokens | None:
     """Replace `_tokenize_prompt_async` of this `renderer` (vllm.renderers.BaseRenderer). None if its tokenizer is not
     fit for it.
 
-    Only prompts whose offsets are asked for (`hook_chat_rendering`) and that get no tokens around them. The
+    Only prompts whose offsets are asked for (`ChatRecorder`) and that get no tokens around them. The
     others, and those that are too long, go vLLM's own way.
     """
     known = KnownTokens.of(renderer.tokenizer)
@@ -111,92 +111,93 @@ def unsupported_item(kind: Any) -> str:
     )
 
 
-def hook_chat_rendering(renderer: Any, control_tokens: ControlTokens | None = None) -> None:
-    """Make `renderer` (vllm.renderers.BaseRenderer) record each chat in the call's state and return the tokens'
+class ChatRecorder:
+    """Records each chat of a `renderer` (vllm.renderers.BaseRenderer) in the call's state, and asks for the tokens'
     character offsets.
 
     All chat-like endpoints (chat, responses, messages) render with `render_chat_async`, raw prompts with
     `render_cmpl_async`. Both are replaced on this instance. For the places of the contents, a chat is rendered again
-    with `render_messages_async`. control_tokens: handles those in the texts of messages; None leaves them.
+    with `render_messages_async`.
     """
-    render_chat, render_cmpl = renderer.render_chat_async, renderer.render_cmpl_async
 
-    async def render_and_note(conversations: Any, chat_params: Any, tok_params: Any = None, **kwargs: Any) -> Any:
-        call = CURRENT.get()
-        keep_fields = call.request.keep_fields if call is not None else None
-        if call is not None:
-            call.sent_salt = (kwargs.get("prompt_extras") or {}).get("cache_salt")
-        marked = [changed(messages) for messages in conversations]
-        if call is not None:
-            with refusing(call):
-                check_roles(marked)
+    def __init__(self, renderer: Any, control_tokens: ControlTokens | None = None) -> None:
+        """control_tokens: handles those in the texts of messages; None leaves them."""
+        self._renderer, self._control_tokens = renderer, control_tokens
+        self._plain_chat, self._plain_completions = renderer.render_chat_async, renderer.render_cmpl_async
+        self._frames: LRUCache[str, Frame | None] = LRUCache(FRAMES)
+        renderer.render_chat_async, renderer.render_cmpl_async = self.render_chat, self.render_completions
+
+    async def render_chat(self, conversations: Any, chat_params: Any, tok_params: Any = None, **kwargs: Any) -> Any:
+        """As vLLM's `render_chat_async`."""
+        call, marked = CURRENT.get(), [changed(messages) for messages in conversations]
+        if call is None:
+            return await self._plain_chat(marked, chat_params, tok_params, **kwargs)
+        request, call.sent_salt = call.request, (kwargs.get("prompt_extras") or {}).get("cache_salt")
+        keep_fields = request.keep_fields
         conversations = [without_marks(messages, keep_fields) for messages in marked] if keep_fields else marked
-        as_text = call is not None and has_control_tokens(conversations, call)
-        if call is not None and ((call.request.options.enabled and not call.request.render_only) or as_text):
-            tok_params = replace(tok_params or renderer.default_chat_tok_params, return_token_offsets=True)
-        rendered, prompts = await render_chat(conversations, chat_params, tok_params, **kwargs)
-        if call is not None:
-            for asked, prompt in zip(marked, prompts, strict=True):
-                text = prompt.get("prompt")
-                contents = await find_contents(asked, call, chat_params, prompt)
-                reads_windows = call.request.options.read != "whole" and contents.contents is not None
-                call.chats[text] = contents._replace(frame=await frame(chat_params)) if reads_windows else contents
-                if as_text:
-                    make_text(prompt, call)
+        with refusing(call):
+            check_roles(marked)
+            as_text = self._control_tokens is not None and any(map(self._control_tokens.in_chat, conversations))
+        if as_text or (request.options.enabled and not request.render_only):
+            tok_params = replace(tok_params or self._renderer.default_chat_tok_params, return_token_offsets=True)
+        rendered, prompts = await self._plain_chat(conversations, chat_params, tok_params, **kwargs)
+        for messages, prompt in zip(marked, prompts, strict=True):
+            call.chats[prompt.get("prompt")] = await self._contents(messages, call, chat_params, prompt)
+            if as_text:
+                self._make_text(prompt, call)
         return rendered, prompts
 
-    def has_control_tokens(conversations: Any, call: CallState) -> bool:
-        with refusing(call):
-            return control_tokens is not None and any(map(control_tokens.in_chat, conversations))
+    async def render_completions(self, prompts: Any, tok_params: Any = None, **kwargs: Any) -> Any:
+        """As vLLM's `render_cmpl_async`."""
+        call = CURRENT.get()
+        if call is not None and not call.request.render_only and needs_offsets(call.request.options):
+            tok_params = replace(tok_params or self._renderer.default_cmpl_tok_params, return_token_offsets=True)
+        return await self._plain_completions(prompts, tok_params, **kwargs)
 
-    def make_text(prompt: Any, call: CallState) -> None:
-        text, ids, offsets = prompt["prompt"], prompt["prompt_token_ids"], prompt.get("prompt_token_offsets")
-        with refusing(call):
-            assert control_tokens is not None
-            if isinstance(offsets, np.ndarray):
-                offsets = [(start, end) for start, end in offsets.tolist()]
-            found = control_tokens.as_text(text, ids, offsets, call.chats[text])
-            prompt["prompt_token_ids"], prompt["prompt_token_offsets"] = found
+    async def _contents(self, messages: Any, call: CallState, params: Any, prompt: Any) -> ChatContents:
+        """Where the contents of `messages` are in the rendered `prompt`, and the frame of windows.
 
-    async def find_contents(messages: Any, call: CallState, params: Any, prompt: Any) -> ChatContents:
-        """Where the contents of `messages` are in the rendered `prompt`. They have the marks of the `keep` fields."""
+        messages: with the marks of the `keep` fields."""
         with refusing(call):
             system = "system" in call.request.options.keep_by_role
             chat = MarkedChat(messages, prompt.get("prompt") or "", call.request.keep_fields, system=system)
         # Without offsets the places would have no use. The parts of a multimodal prompt are not fetched twice.
         if prompt.get("prompt_token_offsets") is None or prompt.get("type") != "token":
             return chat.contents(None)
-        try:
-            _, again = await renderer.render_messages_async(chat.messages, params)
-        except Exception:
-            logger.warning("a chat is not mapped: its template refuses marked contents", exc_info=True)
-            return chat.contents(None)
-        return chat.contents(again.get("prompt"))
+        contents = chat.contents(await self._text_of(chat.messages, params, "a chat is not mapped", "marked contents"))
+        if call.request.options.read == "whole" or contents.contents is None:
+            return contents
+        return contents._replace(frame=await self._frame(params))
 
-    frames: LRUCache[str, Frame | None] = LRUCache(FRAMES)
-
-    async def frame(params: Any) -> Frame | None:
+    async def _frame(self, params: Any) -> Frame | None:
         """The frame of windows with these parameters of the template; None if it refuses a single user message."""
         settings = settings_of(params.chat_template_kwargs)
         params = replace(params, chat_template_kwargs=settings, tool_choice=None, response_format=None)
-        if (key := repr(params)) not in frames:
-            encode = partial(renderer.tokenizer.encode, add_special_tokens=False)
-            try:
-                _, rendered = await renderer.render_messages_async(frame_messages(), params)
-            except Exception:  # of the template: prompts are read whole
-                logger.warning("no windows: the chat template refuses a lone user message", exc_info=True)
-                rendered = {}
-            frames[key] = frame_of(rendered.get("prompt"), encode)
-        return frames[key]
+        if (key := repr(params)) not in self._frames:
+            encode = partial(self._renderer.tokenizer.encode, add_special_tokens=False)
+            text = await self._text_of(frame_messages(), params, "prompts are read whole", "a lone user message")
+            self._frames[key] = frame_of(text, encode)
+        return self._frames[key]
 
-    async def render_completions(prompts: Any, tok_params: Any = None, **kwargs: Any) -> Any:
-        call = CURRENT.get()
-        if call is not None and not call.request.render_only and needs_offsets(call.request.options):
-            tok_params = replace(tok_params or renderer.default_cmpl_tok_params, return_token_offsets=True)
-        return await render_cmpl(prompts, tok_params, **kwargs)
+    async def _text_of(self, messages: Messages, params: Any, effect: str, what: str) -> str | None:
+        """The rendered messages; None if the template refuses them. effect, what: for the log."""
+        try:
+            _, rendered = await self._renderer.render_messages_async(messages, params)
+        except Exception:
+            logger.warning("%s: its template refuses %s", effect, what, exc_info=True)
+            return None
+        text: str | None = rendered.get("prompt")
+        return text
 
-    renderer.render_chat_async = render_and_note
-    renderer.render_cmpl_async = render_completions
+    def _make_text(self, prompt: Any, call: CallState) -> None:
+        """Make plain text of the control tokens in the messages' texts."""
+        text, ids, offsets = prompt["prompt"], prompt["prompt_token_ids"], prompt.get("prompt_token_offsets")
+        assert self._control_tokens is not None
+        with refusing(call):
+            if isinstance(offsets, np.ndarray):
+                offsets = [(start, end) for start, end in offsets.tolist()]
+            found = self._control_tokens.as_text(text, ids, offsets, call.chats[text])
+            prompt["prompt_token_ids"], prompt["prompt_token_offsets"] = found
 
 
 def needs_offsets(options: PrefillOptions) -> bool:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from kv_transfer.messages import Int32Array, SelectRequest
-from kv_transfer.spans import droppable, unit_starts
 from kv_transfer.windows import QUESTION_SHARE, Window, WindowsRequest, asks_for_windows, plan_of
 from speculator_service.engine import Scores, SpeculatorEngine
 from speculator_service.reading.peers import Peers, read_by_peer
@@ -34,10 +33,10 @@ async def read_in_windows(engine: SpeculatorEngine, request: SelectRequest, peer
     request: one that is read in windows (`reads_in_windows`). peers: read a part of them. Cancelling this call, and a
     window that fails here, end all windows. Raises as `SpeculatorEngine.score`.
     """
-    size, options, began = int(request.token_ids.size), request.options, time.perf_counter()
+    size, options, began = request.size, request.options, time.perf_counter()
     plan = plan_of(request)
     assert plan is not None
-    windows = windows_of(request.token_ids, plan, unit_starts(size, options, request.units))
+    windows = windows_of(request.token_ids, plan, request.layout.unit_starts(size, options))
     parts = _parts(request, windows, peers)
     home = peers.own if peers else ""
     asked = {
@@ -57,7 +56,7 @@ async def read_in_windows(engine: SpeculatorEngine, request: SelectRequest, peer
     importance = np.zeros(size, np.float32)
     for part, scores in zip(parts.values(), read, strict=True):
         importance[_places(part)] = scores.importance
-    importance[~droppable(request)] = 0
+    importance[~request.droppable] = 0
     queue = min((scores.queue_ms for part, scores in zip(parts.values(), read, strict=True) if part), default=0.0)
     timings = {"queue": queue, "speculate": max(0.0, 1e3 * (time.perf_counter() - began) - queue)}
     return Scores(torch.from_numpy(importance), [], timings, sum(scores.cached_tokens for scores in read))
@@ -85,25 +84,25 @@ def _places(part: Sequence[Window]) -> Int32Array:
 def _request(engine: SpeculatorEngine, request: SelectRequest, part: Sequence[Window], name: str) -> WindowsRequest:
     """The request for the windows of one replica. name: is added to the request's, so that a replica may read several
     parts."""
-    assert request.frame is not None
+    assert request.layout.frame is not None
     return WindowsRequest(
         request.request_id + name,
         engine.info.path,
         request.token_ids[_places(part)],
         np.cumsum([end - start for start, end in part]).astype(np.int32),
         _question(request),
-        request.frame,
+        request.layout.frame,
         request.options,
         request.cache_salt,
-        request.timeout_ms,
+        request.envelope.timeout_ms,
         engine.info.heads,
     )
 
 
 def _question(request: SelectRequest) -> Int32Array:
     """The question's tokens; of a long question, as many from its beginning as from its end."""
-    assert request.question is not None
-    asked, most = request.token_ids[slice(*request.question)], request.options.window_tokens // QUESTION_SHARE
+    assert request.layout.question is not None
+    asked, most = request.token_ids[slice(*request.layout.question)], request.options.window_tokens // QUESTION_SHARE
     if asked.size <= most:
         return asked
     return np.concatenate([asked[: most - most // 2], asked[-(most // 2) :]])

@@ -1,6 +1,6 @@
 """Reads windows: each is an ordinary scored request of the engine, and the engine batches them.
 
-The prompt of a window is `head + window + joint + question + tail` (`kv_transfer.messages.Frame`). Its positions begin
+The prompt of a window is `head + window + joint + question + tail` (`kv_transfer.layout.Frame`). Its positions begin
 at 0. Its KV depends on nothing that stands before the window in the prompt, so the prefix cache serves the next
 question about the same text, in any prompt. No token is decoded.
 """

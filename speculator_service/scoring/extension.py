@@ -17,15 +17,16 @@ The rule of value against cost:
   without the first, so a sentence that begins in one and ends in the other is not understood.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Float32Array, Int32Array
+from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.layout import TextLayout
 from kv_transfer.options import LATE_TOKENS, SHORT_TEXT, SelectionOptions
-from kv_transfer.spans import always_kept
+from kv_transfer.spans import Span, mask_of
 from speculator_service.scoring.units import Units
 
 LATE_SHARE = 1 / 8
@@ -64,20 +65,13 @@ class Prompt:
     """What is known about the new prompt.
 
     importance: float32 [M]. fresh: int32 [F], the ascending positions of a fresh selection by `options`; the last one
-    is M - 1. spans: bool [M], the tokens of protected spans. question: as in SelectRequest. rated: bool [M], the tokens
-    of regions with a keep rate of their own; None: there are none. text_units, indents,
-    links: as `units`, `indents` and `links` of the SelectRequest.
+    is M - 1.
     """
 
     importance: Float32Array
     fresh: Int32Array
-    spans: npt.NDArray[np.bool_]
     options: SelectionOptions
-    question: tuple[int, int] | None = None
-    rated: npt.NDArray[np.bool_] | None = None
-    text_units: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
-    indents: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
-    links: Int32Array = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    layout: TextLayout
 
     @property
     def size(self) -> int:
@@ -86,12 +80,27 @@ class Prompt:
     @cached_property
     def protected(self) -> npt.NDArray[np.bool_]:
         """The tokens that are always kept, bool [M]: the spans and the last `protect_last` tokens."""
-        return always_kept(self.spans, self.options.protect_last)
+        return self.layout.fixed(self.size, self.options.protect_last)
+
+    @cached_property
+    def spans(self) -> npt.NDArray[np.bool_]:
+        """The tokens of protected spans, bool [M]."""
+        return mask_of(self.layout.protected, self.size)
+
+    @cached_property
+    def rated(self) -> npt.NDArray[np.bool_]:
+        """The tokens of regions with a keep rate of their own, bool [M]."""
+        return mask_of(self.layout.rate_spans, self.size)
+
+    @cached_property
+    def question(self) -> Span | None:
+        """`TextLayout.final_question`."""
+        return self.layout.final_question(~self.protected)
 
     @cached_property
     def units(self) -> Units:
         """What is kept or dropped as a whole."""
-        return Units.of(self.size, self.options, self.text_units, self.indents, self.links)
+        return Units.of(self.size, self.options, self.layout)
 
 
 def extend(prompt: Prompt, known: KnownPrefix) -> Extended:
@@ -170,9 +179,7 @@ def _late(
     wanting = after[-1] - sizes[stands | added].sum()
     further = falling[(missing & ~added)[falling]]
     added[further[np.cumsum(sizes[further]) - sizes[further] < wanting]] = True
-    worthy = ranks >= np.median(ranks[units.starts < common])
-    if prompt.rated is not None:
-        worthy |= units.having(prompt.rated)
+    worthy = (ranks >= np.median(ranks[units.starts < common])) | units.having(prompt.rated)
     # A unit that a region with its own keep rate divides is wanted in part.
     return late | (units.each_token(added & worthy) & wanted & old & ~standing)
 
@@ -182,7 +189,7 @@ def _is_torn(prompt: Prompt, positions: Int32Array, common: int) -> bool:
 
     positions: in cache order. Single tokens are no text that could be torn; lines and sentences end where they do.
     """
-    if prompt.options.granularity == "token" or prompt.text_units.size:
+    if prompt.options.granularity == "token" or prompt.layout.units.size:
         return False
     units = prompt.units
     old = np.flatnonzero(units.having(~prompt.protected) & (units.starts < common))

@@ -15,8 +15,8 @@ the documents that hold it.
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Float32Array, Int32Array
-from speculator_service.scoring.units import NO_UNITS
+from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.spans import Span
 
 K1, B = 1.5, 0.75
 PASSAGE_CHUNKS = 2
@@ -41,17 +41,17 @@ def with_lexical(
 
 
 def lexical_importance(
-    token_ids: Int32Array, question: tuple[int, int], chunk_size: int, units: Int32Array = NO_UNITS
+    token_ids: Int32Array, question: Span, chunk_size: int, units: Int32Array | None = None
 ) -> Float32Array:
     """float32 [M], not negative; all 0 if the text shares no term with the question.
 
-    units: the first token of each unit of the text; empty if they are not known.
+    units: the first token of each unit of the text; None or empty if they are not known.
     token_ids: int32 [M], at least 0. question: half-open span; its tokens are the terms. It is kept in any case, so it
     is no part of the text that is searched: it would be the best match for itself.
     """
     text = token_ids.copy()
     text[question[0] : question[1]] = NO_TERM
-    if units.size:
+    if units is not None and units.size:
         starts, ends = units.astype(np.int64), np.append(units[1:], token_ids.size).astype(np.int64)
     else:
         starts, ends = passages(token_ids.size, chunk_size)

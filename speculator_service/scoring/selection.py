@@ -4,36 +4,28 @@ A pure function from importance to positions. It is lossy by design; everything 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 import torch
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.layout import NO_LAYOUT, TextLayout
 from kv_transfer.options import AUTO, SelectionOptions
 from skim_common.errors import SkimError
-from speculator_service.scoring.units import NO_LINKS, NO_UNITS, Units, text_ranks
+from speculator_service.scoring.units import Units, text_ranks
 
 Region = tuple[int, int, float]
 """A half-open token range, and how much of it to keep."""
 
 
 def select(
-    importance: torch.Tensor,
-    options: SelectionOptions,
-    protected_spans: Iterable[tuple[int, int]] = (),
-    regions: Sequence[Region] = (),
-    units: Int32Array = NO_UNITS,
-    indents: Int32Array = NO_UNITS,
-    links: Int32Array = NO_LINKS,
+    importance: torch.Tensor, options: SelectionOptions, layout: TextLayout = NO_LAYOUT
 ) -> tuple[torch.Tensor, float]:
     """Positions to keep (int64 [K], increasing, on CPU), and their share of the total importance (coverage).
 
     importance: float [M], M >= 1, finite and not negative. If all values are 0, all tokens count as equal.
-    protected_spans: half-open (start, end) ranges inside the prompt that are always kept.
-    regions: sorted and apart, inside the prompt. Their borders divide units.
-    units, indents, links: as in SelectRequest. `options.granularity` text chooses from these units; without them it
-    chooses chunks.
+    layout: of the prompt. `options.granularity` text chooses from its units; without them it chooses chunks. The
+    borders of regions with a rate of their own divide units.
 
     Of each region by its rate, and of all other units by `options`, those of the highest mean are chosen; ties go
     to the earlier one. Of units of text, how many are chosen follows the means, and which ones
@@ -45,13 +37,10 @@ def select(
     Raises SkimError for importance that is not finite or is negative.
     """
     mass = _mass(importance)
-    by_text = options.granularity == "text" and units.size > 0
-    protected = torch.zeros(mass.numel(), dtype=torch.bool)
-    for start, end in protected_spans:
-        protected[start:end] = True
-    protected[-options.protect_last :] = True
+    by_text, regions = options.granularity == "text" and layout.units.size > 0, layout.regions
+    protected = torch.from_numpy(layout.fixed(mass.numel(), options.protect_last))
 
-    cuts = torch.from_numpy(Units.of(mass.numel(), options, units).starts)
+    cuts = torch.from_numpy(Units.of(mass.numel(), options, layout).starts)
     starts, region_of = _unit_starts(mass.numel(), cuts, regions)
     lengths = starts.diff(append=torch.tensor([mass.numel()]))
     unit_of = torch.arange(starts.numel()).repeat_interleave(lengths)
@@ -66,9 +55,10 @@ def select(
     else:
         weights, means = torch.ones_like(may_drop), sums(mass) / lengths
     ranks = means
-    if by_text and indents.size:
-        unit = torch.searchsorted(torch.from_numpy(units).long(), starts, right=True) - 1  # a region may divide a unit
-        of_text = unit.numpy(), indents, links
+    if by_text and layout.indents.size:
+        # A region may divide a unit.
+        unit = torch.searchsorted(torch.from_numpy(layout.units).long(), starts, right=True) - 1
+        of_text = unit.numpy(), layout.indents, layout.links
         ranks = torch.from_numpy(text_ranks(means.numpy(), *of_text, (starts + lengths).numpy(), (weights > 0).numpy()))
     rates = [*(rate for *_, rate in regions), options.fixed_rate or 0.0]
     chosen = _choose_by_rates(ranks, weights, region_of, rates)

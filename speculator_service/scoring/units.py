@@ -12,13 +12,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Float32Array, Int32Array
+from kv_transfer.arrays import Float32Array, Int32Array, no_numbers, no_pairs
+from kv_transfer.layout import TextLayout
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import unit_starts
-
-NO_UNITS: Int32Array = np.empty(0, np.int32)
-"""The `units` of a prompt whose text is not known."""
-NO_LINKS: Int32Array = np.empty((0, 2), np.int32)
 
 NESTED_TOKENS = 256
 """After a line, so many tokens that are nested under it rank as high as the line."""
@@ -37,7 +33,7 @@ class Units:
     """The units of a prompt. starts: int64 [U], their first tokens, from 0. lengths: int64 [U], their tokens.
 
     sizes: int64 [U], what each counts in a budget of tokens: its length or, of chunks, the length of a whole one.
-    indents, links: as in SelectRequest, for units of text.
+    indents, links: as in TextLayout, for units of text.
     """
 
     starts: npt.NDArray[np.int64]
@@ -47,24 +43,16 @@ class Units:
     links: Int32Array
 
     @classmethod
-    def of(
-        cls,
-        prompt_tokens: int,
-        options: SelectionOptions,
-        units: Int32Array,
-        indents: Int32Array = NO_UNITS,
-        links: Int32Array = NO_LINKS,
-    ) -> "Units":
-        """units, indents, links: as in SelectRequest; without units, units of text are chunks."""
+    def of(cls, prompt_tokens: int, options: SelectionOptions, layout: TextLayout) -> "Units":
+        """Without units of text, they are chunks."""
         if options.granularity == "token":
             starts, size = np.arange(prompt_tokens), 1
         else:
-            starts, size = unit_starts(prompt_tokens, options, units).astype(np.int64), options.chunk_size
+            starts, size = layout.unit_starts(prompt_tokens, options).astype(np.int64), options.chunk_size
         lengths = np.diff(starts, append=prompt_tokens)
-        by_text = options.granularity == "text" and units.size > 0
-        if by_text:
-            return cls(starts, lengths, lengths, indents, links)
-        return cls(starts, lengths, np.full_like(lengths, size), NO_UNITS, NO_LINKS)
+        if options.granularity == "text" and layout.units.size:
+            return cls(starts, lengths, lengths, layout.indents, layout.links)
+        return cls(starts, lengths, np.full_like(lengths, size), no_numbers(), no_pairs())
 
     def means(self, importance: Float32Array) -> npt.NDArray[np.float64]:
         """The mean importance of each unit: float64 [U]. importance: float32 [M]."""
@@ -104,7 +92,7 @@ def text_ranks(
     """By what units are ordered, float64 [U]: `nested_ranks` of their means, or of `by_links` where that is higher.
 
     of_text: [U], for each the number of the unit of the text that it is, or a part of. means, ends, droppable: as in
-    `nested_ranks`. indents, links: as in SelectRequest.
+    `nested_ranks`. indents, links: as in TextLayout.
     """
     whole = np.zeros(indents.size)
     np.maximum.at(whole, of_text, means)
@@ -116,7 +104,7 @@ def by_links(means: npt.NDArray[np.float64], links: Int32Array) -> npt.NDArray[n
     """By what units are ordered for their links, float64 [U]: those that the question names like the best of all, and
     those that are linked with a unit by the share LINKED of what it has; 0 without a link.
 
-    means: [U]. links: as in SelectRequest.
+    means: [U]. links: as in TextLayout.
     """
     one, other = links.T
     found, named = np.zeros(means.size), one[one == other]
@@ -138,7 +126,7 @@ def nested_ranks(
 
     Nested under a line are those after it that are indented more, up to one that is not, or that cannot be dropped:
     messages end there. A line and what is nested under it are a group. In a group of at most GROUP_TOKENS, such as a
-    JSON record, all units rank at least half as high as the best of them. means: [U]. indents: as in SelectRequest.
+    JSON record, all units rank at least half as high as the best of them. means: [U]. indents: as in TextLayout.
     ends: the token after each unit [U]. droppable: units with a token that may be dropped, bool [U].
     """
     enclosing = _enclosing(indents, droppable)

@@ -5,6 +5,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from kv_transfer.layout import TextLayout
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from skim_common.models.needle_prompt import needle_prompts
@@ -40,14 +41,13 @@ async def find_failure(engine: SpeculatorEngine, model: str, *, heads_alone: boo
             reuse="off",
             protect_last=1,
         )
+        asked = np.array([prompt.question], np.int32)
         request = SelectRequest(
             f"{name}-{number}",
             prompt.token_ids,
             options,
-            protected_spans=np.array([prompt.question], np.int32),
+            TextLayout(asked, units=prompt.starts, questions=asked),
             cache_salt=name,  # nothing of an earlier probe may be found in the prefix cache
-            question=prompt.question,
-            units=prompt.starts,
         )
         kept = (await service.select(request)).kept.positions
         if not np.isin(np.arange(*prompt.needle), kept).all():

@@ -49,9 +49,9 @@ async def test_scores_keep_the_evidence_and_broken_scores_do_not(
     samples = list(make_samples(["single_needle"], [LENGTH], SAMPLES, seed=0, style="instruct", tokens=tokens))
     score, scored = recall.importance_of, dict[str, torch.Tensor]()
 
-    async def remembered(engine, name, prompt, options):
+    async def remembered(engine, name, *asked):
         if name not in scored:
-            scored[name] = await score(engine, name, prompt, options)
+            scored[name] = await score(engine, name, *asked)
         return scored[name]
 
     monkeypatch.setattr(recall, "importance_of", remembered)

@@ -13,7 +13,8 @@ from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from benchmarks.mock_engines.speculator import MockSpeculator
 from benchmarks.mock_engines.target import MockTarget
-from kv_transfer.messages import ACCEPTED, Frame, GenerateOutput, Selection, SelectRequest
+from kv_transfer.layout import Frame
+from kv_transfer.messages import ACCEPTED, GenerateOutput, Selection, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.windows import WindowScores, WindowsRequest
 from kv_transfer.wire.codec import decode, encode

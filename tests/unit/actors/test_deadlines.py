@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest
+from kv_transfer.messages import Envelope, GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest
 from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import DeadlineError
 from tests.unit.actors.mock_actors import IDS, replies, speculator, target
@@ -14,7 +14,9 @@ FOREVER_MS = 600_000
 
 
 def generate_request(timeout_ms):
-    return encode(GenerateRequest("r", KeptPrompt.dense(IDS), {"max_tokens": 3}, timeout_ms=timeout_ms))
+    return encode(
+        GenerateRequest("r", KeptPrompt.dense(IDS), {"max_tokens": 3}, envelope=Envelope(timeout_ms=timeout_ms))
+    )
 
 
 async def test_the_target_stops_a_prefill():
@@ -48,7 +50,7 @@ async def test_the_target_drops_a_request_that_waits_in_its_queue():
 
 async def test_the_speculator_stops_a_selection():
     actor = await speculator(latency_ms=FOREVER_MS)
-    [reply] = [reply async for reply in actor.select(encode(SelectRequest("r", IDS, timeout_ms=20)))]
+    [reply] = [reply async for reply in actor.select(encode(SelectRequest("r", IDS, envelope=Envelope(timeout_ms=20))))]
     with pytest.raises(DeadlineError):
         decode(reply, Selection)
     stats = await actor.stats()
@@ -59,5 +61,10 @@ async def test_a_deadline_that_is_met_changes_nothing():
     """Negative control: the same requests with time are answered."""
     _, *outputs = await replies(await target(), generate_request(FOREVER_MS))
     assert decode(outputs[-1], GenerateOutput).finished
-    [reply] = [r async for r in (await speculator()).select(encode(SelectRequest("r", IDS, timeout_ms=FOREVER_MS)))]
+    [reply] = [
+        r
+        async for r in (await speculator()).select(
+            encode(SelectRequest("r", IDS, envelope=Envelope(timeout_ms=FOREVER_MS)))
+        )
+    ]
     assert decode(reply, Selection).kept.context_length == IDS.size

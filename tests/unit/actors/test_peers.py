@@ -11,7 +11,8 @@ from ray.serve._private.common import DeploymentID, ReplicaID
 
 from actors import peers as module
 from actors.peers import ServePeers, at, note_serving
-from kv_transfer.messages import ACCEPTED, Frame
+from kv_transfer.layout import Frame
+from kv_transfer.messages import ACCEPTED
 from kv_transfer.options import SelectionOptions
 from kv_transfer.windows import WindowScores, WindowsRequest
 from kv_transfer.wire.codec import encode, encode_error

@@ -3,12 +3,14 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
 from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CallState
 from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions
+from router.prompt.rendered import RenderedPrompt
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "options.md").read_text()
@@ -38,7 +40,7 @@ def test_every_option_is_listed_with_its_default(name: str, options: type[BaseMo
 
 def test_every_header_of_a_response_is_listed() -> None:
     context = CallState(Request(PrefillOptions(), SpeculationOptions().decode), answering=True)
-    context.begin("r", Prompt([1], {}, 1)).mode = "dense"
+    context.begin(Prompt(RenderedPrompt(np.ones(1, np.int32)), {}, 1)).mode = "dense"
     names = {name for name, _ in context.headers()}
     section = PAGE.split("\n## What a response reports\n")[1].lower()
     assert set(re.findall(r"`(x-skim-[\w-]+|server-timing)`", section)) == names

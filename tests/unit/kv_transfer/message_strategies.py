@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState
+from kv_transfer.layout import Frame, TextLayout
 from kv_transfer.messages import (
     Completion,
-    Frame,
+    Envelope,
     GenerateOutput,
     GenerateRequest,
     KeptPrompt,
@@ -30,6 +31,7 @@ names = st.text(max_size=20)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 timings = st.dictionaries(names, finite, max_size=4)
 traces = st.none() | st.dictionaries(names, names, max_size=3)
+envelopes = st.builds(Envelope, traces, names, st.none() | finite)
 builtins = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | finite | names | st.binary(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
@@ -42,6 +44,10 @@ logprobs = st.lists(st.builds(TokenLogprob, ids, st.floats(max_value=0, allow_na
 
 def id_arrays(min_size: int = 0) -> st.SearchStrategy[Any]:
     return arrays(np.int32, st.integers(min_size, 40), elements=ids)
+
+
+pairs = arrays(np.int32, st.tuples(st.integers(0, 5), st.just(2)), elements=ids)
+frames = st.builds(Frame, id_arrays(), id_arrays(), id_arrays())
 
 
 @st.composite
@@ -89,21 +95,19 @@ options = st.builds(
 def select_requests(draw):
     token_ids = draw(id_arrays())
     regions = draw(st.integers(0, 3))
-    span = st.tuples(st.integers(0, token_ids.size - 1), st.integers(1, token_ids.size)).filter(lambda s: s[0] < s[1])
+    layout = TextLayout(
+        draw(pairs),
+        np.arange(2 * regions, dtype=np.int32).reshape(-1, 2),
+        draw(arrays(np.float32, regions, elements=st.floats(0.125, 1, width=32))),
+        np.array(sorted(draw(st.sets(st.integers(0, 10**6), max_size=9))), np.int32),
+        np.array(draw(st.lists(st.integers(0, 10**6), max_size=9)), np.int32),
+        draw(pairs),
+        draw(pairs),
+        draw(st.none() | frames),
+    )
+    salt = draw(st.none() | names)
     return SelectRequest(
-        draw(names),
-        token_ids,
-        draw(options),
-        draw(arrays(np.int32, st.tuples(st.integers(0, 5), st.just(2)), elements=ids)),
-        draw(st.booleans()),
-        draw(st.none() | names),
-        trace=draw(traces),
-        question=draw(st.none() | span) if token_ids.size else None,
-        rate_spans=np.arange(2 * regions, dtype=np.int32).reshape(-1, 2),
-        rates=draw(arrays(np.float32, regions, elements=st.floats(0.125, 1, width=32))),
-        units=np.array(sorted(draw(st.sets(st.integers(0, 10**6), max_size=9))), np.int32),
-        indents=np.array(draw(st.lists(st.integers(0, 10**6), max_size=9)), np.int32),
-        links=draw(arrays(np.int32, st.tuples(st.integers(0, 5), st.just(2)), elements=ids)),
+        draw(names), token_ids, draw(options), layout, draw(st.booleans()), salt, envelope=draw(envelopes)
     )
 
 
@@ -125,7 +129,7 @@ generate_requests = st.builds(
     st.none() | names,
     parameters,
     decode=decode_options,
-    trace=traces,
+    envelope=envelopes,
 )
 completions = st.builds(
     Completion,
@@ -153,7 +157,6 @@ model_infos = st.builds(ModelInfo, names, names, ids, names, ids, ids, names, re
 def windows_requests(draw: st.DrawFn) -> WindowsRequest:
     sizes = draw(st.lists(st.integers(1, 9), max_size=6))
     token_ids = draw(arrays(np.int32, sum(sizes), elements=ids))
-    frame = Frame(draw(id_arrays()), draw(id_arrays()), draw(id_arrays()))
     ends = np.cumsum(sizes).astype(np.int32)
     return WindowsRequest(
         draw(names),
@@ -161,7 +164,7 @@ def windows_requests(draw: st.DrawFn) -> WindowsRequest:
         token_ids,
         ends,
         draw(id_arrays()),
-        frame,
+        draw(frames),
         draw(options),
         draw(st.none() | names),
         heads=draw(names),

@@ -4,9 +4,7 @@ import pytest
 
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
 from kv_transfer.reply_pieces import PIECE_LOGPROBS, PieceJoiner, pieces
-from kv_transfer.wire import codec
 from kv_transfer.wire.codec import decode, encode
-from skim_common.errors import WireError
 from tests.unit.actors.mock_actors import replies, target
 from tests.unit.target_service.test_joined_outputs import output
 
@@ -45,15 +43,6 @@ def test_positions_of_any_size(position):
     made = [output(7, prompt_logprobs=[position] * 3)]
     got = whole(piece for message in made for piece in pieces(message))
     assert ids(got[0].prompt_logprobs) == ids(made[0].prompt_logprobs)
-
-
-def test_a_router_that_knows_no_pieces_refuses_them(monkeypatch):
-    """It would give its client the last piece as the whole."""
-    first, *_ = pieces(output(7, prompt_logprobs=told(24_000)))
-    data = encode(first)
-    monkeypatch.setattr(codec, "VERSION", 2)
-    with pytest.raises(WireError, match="version 3"):
-        decode(data, GenerateOutput)
 
 
 async def test_a_replica_sends_the_largest_reply_in_pieces():

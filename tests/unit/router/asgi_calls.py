@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
+
 from router.admission.api_keys import ApiKey, hash_of
 from router.admission.controller import Admission
 from router.admission.rate_limits import Caller, KeyUse
@@ -14,10 +16,11 @@ from router.http.middleware import SkimMiddleware
 from router.options.errors import HttpError
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
+from router.prompt.rendered import RenderedPrompt
 from tests.unit.actors.local_meter import LocalMeter
 
 DEFAULTS = PrefillOptions(keep_rate=0.25)
-A_HUNDRED = Prompt([1] * 100, {}, 1)
+A_HUNDRED = Prompt(RenderedPrompt(np.ones(100, np.int32)), {}, 1)
 
 
 def caller(name, **fields):
@@ -95,7 +98,7 @@ class Streaming:
 
 def decided(mode):
     def step(context):
-        outcome = context.prompts[0] if context.prompts else context.begin("r", A_HUNDRED)
+        outcome = context.prompts[0] if context.prompts else context.begin(A_HUNDRED)
         outcome.mode, outcome.reason = mode, "requested"
 
     return step
@@ -104,7 +107,7 @@ def decided(mode):
 def begun(context):
     """A prompt of a hundred tokens, not yet admitted. It arrived when virtual time began."""
     context.request_id, context.request = "r-0", replace(context.request, arrived=0.0)
-    context.begin("r", A_HUNDRED)
+    context.begin(A_HUNDRED)
 
 
 def admitted(context):

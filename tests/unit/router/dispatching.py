@@ -2,20 +2,24 @@
 
 from types import SimpleNamespace
 
+import numpy as np
+
 from kv_transfer.options import DecodeOptions
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CallState
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
+from router.prompt.rendered import RenderedPrompt
 from tests.unit.actors.local_meter import LocalMeter
 
 IDS = [7 + i % 900 for i in range(600)]
 SAMPLING = {"max_tokens": 4}
 
 
-def prompt(ids=IDS, **fields):
-    return Prompt(**{"token_ids": ids, "sampling": SAMPLING, "max_tokens": 4, **fields})
+def prompt(ids=IDS, *, text=None, offsets=None, chat=None, **fields):
+    rendered = RenderedPrompt(np.array(ids, np.int32), text, offsets, chat)
+    return Prompt(**{"rendered": rendered, "sampling": SAMPLING, "max_tokens": 4, **fields})
 
 
 async def run(pools, one_prompt, timeout_s=60.0, on_speculator_failure="dense", **options):

@@ -3,6 +3,7 @@ import pytest
 
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
+from tests.unit.kv_transfer.layouts import layout_of
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +18,7 @@ def make_request():
             request_id="r",
             token_ids=np.asarray(token_ids, np.int32),
             options=SelectionOptions(**options),
-            protected_spans=np.array(spans, np.int32).reshape(-1, 2),
+            layout=layout_of(spans),
             return_importance=return_importance,
         )
 

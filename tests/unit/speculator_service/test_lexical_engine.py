@@ -14,6 +14,7 @@ from speculator_service import service as service_module
 from speculator_service.factory import create_engine
 from speculator_service.lexical_engine import LexicalSpeculator
 from speculator_service.service import SpeculatorService
+from tests.unit.kv_transfer.layouts import relaid
 
 FACT = [11, 12, 13, 14]
 
@@ -31,7 +32,7 @@ async def test_the_chunk_that_shares_the_questions_terms_is_kept(demo_speculator
     engine = MockSpeculator(demo_speculator)
     service = SpeculatorService(engine)
     request = make_request(needle(), selector="lexical", keep_rate=0.1, protect_last=4, reuse=reuse)
-    selection = await service.select(replace(request, question=(636, 640)))
+    selection = await service.select(relaid(request, question=(636, 640)))
     assert {330, 331, 332, 333} <= set(selection.kept.positions.tolist())
     assert selection.kept.token_ids.size < 130
     assert selection.kept.look_ahead_tokens.size == 0
@@ -108,9 +109,9 @@ async def test_a_second_question_extends_what_was_kept(demo_speculator, make_req
     service = SpeculatorService(create_engine("lexical", demo_speculator))
     ids = needle(2000)
     first = await service.select(
-        replace(make_request(ids[:-4], selector="lexical", keep_rate=0.2), question=(1990, 1996))
+        relaid(make_request(ids[:-4], selector="lexical", keep_rate=0.2), question=(1990, 1996))
     )
-    second = await service.select(replace(make_request(ids, selector="lexical", keep_rate=0.2), question=(1996, 2000)))
+    second = await service.select(relaid(make_request(ids, selector="lexical", keep_rate=0.2), question=(1996, 2000)))
     assert first.reused_tokens == 0
     assert second.reused_tokens > 0
     assert 330 in second.kept.positions

@@ -14,6 +14,7 @@ from speculator_service import service as service_module
 from speculator_service.engine import Scores
 from speculator_service.scoring.extension import extend
 from speculator_service.service import SpeculatorService
+from tests.unit.kv_transfer.layouts import relaid
 
 INFO = ModelInfo("m", "LlamaForCausalLM", 1024, "f", max_model_len=50, max_position=50, engine="script")
 
@@ -57,10 +58,11 @@ async def test_selection_of_a_scored_prompt(make_request):
 
 async def test_the_engine_learns_where_the_question_is(make_request):
     engine = ScriptedEngine([0.5, 0.25, 0.5])
-    await SpeculatorService(engine).select(replace(make_request([7, 8, 9]), question=(1, 3)))
+    await SpeculatorService(engine).select(relaid(make_request([7, 8, 9]), question=(1, 3)))
     assert engine.asked.question == (1, 3)
-    with pytest.raises(ValueError, match="question must be a range inside the 3 tokens"):
-        replace(make_request([7, 8, 9]), question=(2, 4))
+    for wrong in ([(2, 4)], [(1, 1)], [(-1, 1)], [(1, 3), (0, 2)], [(1, 3), (2, 3)]):
+        with pytest.raises(InvalidRequestError, match="questions must be sorted token ranges inside the prompt's 3"):
+            await SpeculatorService(engine).select(relaid(make_request([7, 8, 9]), questions=wrong))
 
 
 FACT = [11, 12, 13]
@@ -80,16 +82,17 @@ async def test_the_words_of_the_question_are_in_the_sum(make_request, granularit
     """With units of text by default, else if they have a weight. Without a known question, there are none."""
     scores = np.full(TEXT.size, 0.25, np.float32)
     scores[13:18] = 0.3
-    asked = replace(asking(make_request, granularity=granularity, chunk_size=5), units=UNITS, return_importance=True)
+    asked = asking(make_request, granularity=granularity, chunk_size=5)
+    asked = replace(relaid(asked, units=UNITS), return_importance=True)
     service = SpeculatorService(ScriptedEngine(scores.tolist()))
     plain = await service.select(asked)
     assert np.array_equal(plain.importance, scores)
     assert 11 not in plain.kept.positions
-    default = await service.select(replace(asked, question=(24, 27)))
+    default = await service.select(relaid(asked, question=(24, 27)))
     assert (11 in default.kept.positions) == (granularity == "text")
     for weight, found in ((1.0, True), (0.0, False)):
         options = asked.options.model_copy(update={"lexical_weight": weight})
-        summed = await service.select(replace(asked, options=options, question=(24, 27)))
+        summed = await service.select(relaid(replace(asked, options=options), question=(24, 27)))
         assert (11 in summed.kept.positions) == found
         assert np.array_equal(summed.importance, scores) == (not found)
 
@@ -97,10 +100,10 @@ async def test_the_words_of_the_question_are_in_the_sum(make_request, granularit
 async def test_a_question_before_text_that_may_be_dropped_is_not_the_engines(make_request):
     """The queries of its tokens do not see a tool's result that stands after it."""
     engine = ScriptedEngine([0.5] * TEXT.size)
-    asked = replace(asking(make_request), units=UNITS, question=(24, 27))
+    asked = relaid(asking(make_request), units=UNITS, question=(24, 27))
     await SpeculatorService(engine).select(asked)
     assert engine.asked.question is None
-    all_after = replace(asked, protected_spans=np.array([[23, TEXT.size]], np.int32))
+    all_after = relaid(asked, protected=[[23, TEXT.size]])
     await SpeculatorService(engine).select(all_after)
     assert engine.asked.question == (24, 27)
 
@@ -109,8 +112,8 @@ async def test_a_question_before_text_that_may_be_dropped_is_not_the_engines(mak
 async def test_units_that_do_not_fit_the_prompt_are_refused(make_request, wrong):
     engine = ScriptedEngine([0.5] * TEXT.size)
     with pytest.raises(InvalidRequestError, match="units must be ascending positions from 0 inside the 38 tokens"):
-        await SpeculatorService(engine).select(replace(asking(make_request), units=np.array(wrong, np.int32)))
-    three_indents = replace(asking(make_request), units=np.array([0, 4], np.int32), indents=np.zeros(3, np.int32))
+        await SpeculatorService(engine).select(relaid(asking(make_request), units=wrong))
+    three_indents = relaid(asking(make_request), units=[0, 4], indents=[0, 0, 0])
     with pytest.raises(InvalidRequestError, match="one indent for each of 2 units, not 3"):
         await SpeculatorService(engine).select(three_indents)
     assert engine.calls == 0
@@ -122,7 +125,7 @@ async def test_lines_are_kept_whole_and_wrong_borders_tear_them(make_request):
     scores[14:17] = 0.9  # the unit of tokens 13 to 17
     for units, torn in ((UNITS, False), (np.r_[0, UNITS[1:] + 2].astype(np.int32), True)):
         engine = ScriptedEngine(scores.tolist())
-        kept = (await SpeculatorService(engine).select(replace(asking(make_request), units=units))).kept.positions
+        kept = (await SpeculatorService(engine).select(relaid(asking(make_request), units=units))).kept.positions
         assert set(range(13, 18)) <= set(kept.tolist()) or torn
         assert (13 in kept) == (not torn)
 
@@ -133,12 +136,12 @@ async def test_the_indents_choose_what_a_selection_and_a_later_turn_keep(make_re
     scores[13:18] = 0.9  # the unit before the one at 18, which is nested under it
     monkeypatch.setattr(service_module, "extend", lambda prompt, known: told.append(prompt) or extend(prompt, known))
     service = SpeculatorService(ScriptedEngine(scores.tolist()))
-    asked = replace(asking(make_request), units=UNITS, indents=np.array(indents, np.int32))
+    asked = relaid(asking(make_request), units=UNITS, indents=indents)
     options = asked.options.model_copy(update={"keep_rate": 0.25, "reuse": "on"})
     kept = (await service.select(replace(asked, options=options))).kept.positions
     assert (set(range(18, 23)) <= set(kept.tolist())) == bool(indents)
     await service.select(replace(asked, options=options.model_copy(update={"keep_rate": 0.3})))
-    assert told[0].indents.tolist() == indents
+    assert told[0].layout.indents.tolist() == indents
 
 
 @pytest.mark.parametrize("links", [[], [(3, 5)]])
@@ -149,21 +152,21 @@ async def test_the_links_choose_what_a_selection_and_a_later_turn_keep(make_requ
     pairs = np.array([(first, last)] if links else [], np.int32).reshape(-1, 2)
     monkeypatch.setattr(service_module, "extend", lambda prompt, known: told.append(prompt) or extend(prompt, known))
     service = SpeculatorService(ScriptedEngine(scores.tolist()))
-    asked = replace(asking(make_request), units=UNITS, indents=np.zeros(UNITS.size, np.int32), links=pairs)
+    asked = relaid(asking(make_request), units=UNITS, indents=np.zeros(UNITS.size), links=pairs)
     options = asked.options.model_copy(update={"keep_rate": 0.25, "reuse": "on"})
     kept = (await service.select(replace(asked, options=options))).kept.positions
     assert (set(range(UNITS[last], UNITS[last + 1])) <= set(kept.tolist())) == bool(links)
     await service.select(replace(asked, options=options.model_copy(update={"keep_rate": 0.3})))
-    assert told[0].links.tolist() == pairs.tolist()
+    assert told[0].layout.links.tolist() == pairs.tolist()
 
 
 async def test_links_to_no_unit_are_refused(make_request):
     for wrong in ([(0, UNITS.size)], [(-1, 0)]):
-        asked = replace(asking(make_request), units=UNITS, links=np.array(wrong, np.int32))
+        asked = relaid(asking(make_request), units=UNITS, links=wrong)
         with pytest.raises(InvalidRequestError, match="links must be pairs"):
             await SpeculatorService(ScriptedEngine([1.0] * TEXT.size)).select(asked)
-    with pytest.raises(ValueError, match=r"links must be \[L, 2\]"):
-        replace(asking(make_request), links=np.zeros(3, np.int32))
+    with pytest.raises(ValueError, match=r"links must be pairs \[N, 2\], not \[3\]"):
+        relaid(asking(make_request), links=np.zeros(3))
 
 
 async def test_the_mean_importance_of_each_unit_comes_with_every_selection(make_request):
@@ -171,7 +174,7 @@ async def test_the_mean_importance_of_each_unit_comes_with_every_selection(make_
     selection = await service.select(make_request(range(5), chunk_size=2))
     assert selection.unit_scores.dtype == np.float32
     assert selection.unit_scores.tolist() == [0.375, 0.5, 0.75]
-    by_text = await service.select(replace(make_request(range(5)), units=np.array([0, 1, 4], np.int32)))
+    by_text = await service.select(relaid(make_request(range(5)), units=[0, 1, 4]))
     assert by_text.unit_scores.tolist() == pytest.approx([0.5, 1.25 / 3, 0.75])
 
 
@@ -284,10 +287,10 @@ async def test_cancelling_a_selection_aborts_it_in_the_engine(make_request, demo
 async def test_regions_are_selected_by_their_own_rates(make_request):
     engine = ScriptedEngine([0.5, 0.4, 0.3, 0.9, 0.8, 0.7, 0.6, 0.1])
     request = make_request(range(8), granularity="token", keep_rate=0.25, protect_last=1, reuse="off")
-    regions = {"rate_spans": np.array([[0, 3]], np.int32), "rates": np.array([0.6], np.float32)}
+    regions = {"rate_spans": [[0, 3]], "rates": np.array([0.6], np.float32)}
     plain = await SpeculatorService(engine).select(request)
     assert plain.kept.positions.tolist() == [3, 4, 7]
-    chosen = await SpeculatorService(engine).select(replace(request, **regions))
+    chosen = await SpeculatorService(engine).select(relaid(request, **regions))
     # Two of three in the region, two of five in the rest.
     assert chosen.kept.positions.tolist() == [0, 1, 3, 4, 7]
 
@@ -305,11 +308,11 @@ async def test_regions_are_selected_by_their_own_rates(make_request):
     ],
 )
 async def test_wrong_regions_are_refused(make_request, spans, rates, message):
-    request = replace(make_request([7, 8, 9]), rate_spans=np.array(spans, np.int32), rates=np.array(rates, np.float32))
+    request = relaid(make_request([7, 8, 9]), rate_spans=spans, rates=np.array(rates, np.float32))
     with pytest.raises(InvalidRequestError, match=message):
         await SpeculatorService(ScriptedEngine([0.5, 0.25, 0.5])).select(request)
     with pytest.raises(ValueError, match=r"must be \[R, 2\] and \[R\]"):
-        replace(request, rates=np.ones(7, np.float32))
+        relaid(request, rates=np.ones(7, np.float32))
 
 
 async def test_a_record_knows_the_rules_of_its_request(make_request):
@@ -325,9 +328,9 @@ async def test_a_record_knows_the_rules_of_its_request(make_request):
     assert (first.kept.positions < 500).sum() == 4 * 32
     for rate in (0.75, 1.0):
         rules = {"rate_spans": half, "rates": np.array([rate], np.float32)}
-        again = await service.select(replace(request, **rules))
+        again = await service.select(relaid(request, **rules))
         assert (again.kept.positions < 500).sum() >= 500 * rate, rate
-    protected = await service.select(replace(request, protected_spans=half))
+    protected = await service.select(relaid(request, protected=half))
     assert set(range(500)) <= set(protected.kept.positions.tolist())
 
 

@@ -13,6 +13,7 @@ from kv_transfer.options import DecodeOptions
 from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.service import SpeculatorService
+from tests.unit.kv_transfer.layouts import relaid
 
 
 class RecordingEngine(MockSpeculator):
@@ -55,7 +56,8 @@ def turns(make_request, engine):
             between()
         second_asked = make_request(SECOND, [(0, 32), (2502, 2542)], **{**RULE, **(second or {})})
         engine.important = [60, 20, 21, 22, 23, 24, 25]
-        asked = replace(second_asked, request_id="r2", question=(2510, 2540), cache_salt=salts[1], **decoding)
+        second_asked = relaid(second_asked, question=(2510, 2540))
+        asked = replace(second_asked, request_id="r2", cache_salt=salts[1], **decoding)
         return one, await service.select(asked)
 
     return run
@@ -121,7 +123,7 @@ async def test_a_question_that_is_read_again_is_no_lost_kv(make_request, engine)
     """With score queries of a question that stands early, the engine computes most of the prompt again."""
     service = SpeculatorService(engine)
     asked = make_request(FIRST, [(0, 32), (300, 2472)], **RULE, score_queries="question")
-    asked = replace(asked, question=(300, 340))
+    asked = relaid(asked, question=(300, 340))
     await service.select(asked)
     again = await service.select(replace(asked, request_id="r2"))
     assert again.cached_tokens <= 300
@@ -180,9 +182,9 @@ async def test_a_retried_turn_keeps_the_same_tokens(turns, make_request, engine)
     _, two = await turns(service)
     engine.important = [61, 62, 63, 64, 65, 66]
     request = make_request(SECOND, [(0, 32), (2502, 2542)], **RULE)
-    again = await service.select(replace(request, question=(2510, 2540)))
+    again = await service.select(relaid(request, question=(2510, 2540)))
     assert again.kept.positions.tolist() == two.kept.positions.tolist()
     assert again.reused_tokens == two.kept.positions.size
     protected = make_request(SECOND, [(0, 32), (1000, 1010), (2502, 2542)], **RULE)
-    more = await service.select(replace(protected, question=(2510, 2540)))
+    more = await service.select(relaid(protected, question=(2510, 2540)))
     assert set(range(1000, 1010)) <= set(more.kept.positions.tolist())

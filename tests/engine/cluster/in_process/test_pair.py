@@ -19,9 +19,10 @@ from cluster.in_process.selection import PairSelection
 from demo_models.documents import DemoDocument, make_document
 from evals.run.turns import make_conversations, without_late_chunks
 from evals.tasks.registry import Sample
-from kv_transfer.messages import Selection
+from kv_transfer.messages import Selection, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.sampling import FINAL_ONLY
+from router.options.request import PrefillOptions
 
 pytestmark = pytest.mark.nightly
 
@@ -127,7 +128,9 @@ async def _turn(pair: AsyncPair, sample: Sample, salt: str, decode: DecodeOption
     """The selection of a turn, the target's cached tokens, and the answer."""
     prompt = render(sample.messages, pair.tokenizer)
     options = SelectionOptions(keep_rate=0.1)
-    selection = await pair.select(prompt, options, decode=decode, cache_salt=salt)
+    name, layout = pair.name("select"), prompt.layout(PrefillOptions())
+    request = SelectRequest(name, prompt.token_ids, options, layout, cache_salt=salt, decode=decode)
+    selection = await pair.select(request)
     sampling = {"max_tokens": 8, "temperature": 0.0, "output_kind": FINAL_ONLY}
     [output] = [o async for o in pair.generate(selection.kept, sampling, decode=decode, cache_salt=salt)]
     return selection, output.cached_tokens, output.completions[0].text

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.messages import Frame, SelectRequest
+from kv_transfer.layout import Frame
+from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import spans_of
 from kv_transfer.windows import plan_of
@@ -23,6 +24,7 @@ from speculator_service.start import layers
 from tests.engine.speculator_service.vllm_backend.by_heads import HEADS, expected, profile_of, scored_by
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
 from tests.reference.models import random_prompt
+from tests.unit.kv_transfer.layouts import layout_of
 
 # They share an engine, so also its event loop.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -54,14 +56,15 @@ def asking(*texts: list[int], question: list[int], name: str = "w") -> SelectReq
     units = np.unique([*units, *spans_of(np.array(droppable)).ravel(), first]).astype(np.int32)
     protected = spans_of(~np.array(droppable))
     asked = (first, first + len(question))
-    return SelectRequest(name, np.array(ids, np.int32), OPTIONS, protected, question=asked, units=units, frame=FRAME)
+    layout = layout_of(protected, question=asked, units=units, frame=FRAME)
+    return SelectRequest(name, np.array(ids, np.int32), OPTIONS, layout)
 
 
 async def test_a_window_scores_as_a_prompt_of_its_own(rig):
     text, question = random_prompt(700, seed=1), random_prompt(ASKED, seed=2)
     request = asking(text, question=question)
     scores = await read_in_windows(rig.engine, request)
-    windows = windows_of(request.token_ids, plan_of(request), request.units)
+    windows = windows_of(request.token_ids, plan_of(request), request.layout.units)
     assert len(windows) >= 4
     wanted = torch.zeros(request.token_ids.size)
     for start, end in windows:
@@ -88,16 +91,7 @@ async def test_control_another_salt_finds_nothing(rig):
     document, question = random_prompt(400, seed=8), random_prompt(ASKED, seed=9)
     await read_in_windows(rig.engine, asking(document, question=question, name="s1"))
     whole = asking(document, question=question, name="s2")
-    again = SelectRequest(
-        "s3",
-        whole.token_ids,
-        OPTIONS,
-        whole.protected_spans,
-        cache_salt="other",
-        question=whole.question,
-        units=whole.units,
-        frame=FRAME,
-    )
+    again = replace(whole, request_id="s3", cache_salt="other")
     assert (await read_in_windows(rig.engine, again)).cached_tokens <= 4 * len(HEAD)
     assert (await read_in_windows(rig.engine, whole)).cached_tokens > 360
 

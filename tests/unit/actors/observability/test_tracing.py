@@ -24,7 +24,7 @@ from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from benchmarks.mock_engines.target import MockTarget
 from kv_transfer.drafts import DraftRequest, DraftRow
-from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest
+from kv_transfer.messages import Envelope, GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import SkimError
@@ -69,7 +69,7 @@ async def target(monkeypatch, recorder, **options):
 
 
 def request(**fields):
-    fields = {"sampling": {"max_tokens": 3}, "trace": HEADERS, **fields}
+    fields = {"sampling": {"max_tokens": 3}, "envelope": Envelope(HEADERS), **fields}
     return GenerateRequest("chatcmpl-r-1", KeptPrompt.dense(IDS), **fields)
 
 
@@ -106,7 +106,7 @@ async def test_the_engines_own_spans_are_below_ours(monkeypatch, endpoint):
     monkeypatch.setattr(benchmarks.mock_engines.target, "MockTarget", Engine)
     actor = await target(monkeypatch, recorder, **endpoint)
     await outputs(actor, request(engine_args={"reasoning_ended": True}))
-    await outputs(actor, request(trace=None))
+    await outputs(actor, request(envelope=Envelope()))
     ours = recorder.named("skim.target.generate").context
     told = given[0].get("trace_headers", {})
     assert (told.get("traceparent") == f"00-{ours.trace_id:032x}-{ours.span_id:016x}-01") is bool(endpoint)
@@ -116,7 +116,7 @@ async def test_the_engines_own_spans_are_below_ours(monkeypatch, endpoint):
 
 async def test_a_request_that_nobody_traces_gets_no_span(monkeypatch):
     recorder = SpanRecorder()
-    assert len(await outputs(await target(monkeypatch, recorder), request(trace=None))) == 3
+    assert len(await outputs(await target(monkeypatch, recorder), request(envelope=Envelope()))) == 3
     assert recorder.spans == []
 
 
@@ -125,7 +125,7 @@ async def test_an_error_tells_its_class_alone(monkeypatch):
     actor = await target(monkeypatch, recorder)
     long = KeptPrompt.dense(np.arange(10**6, dtype=np.int32))
     with pytest.raises(SkimError):
-        await outputs(actor, GenerateRequest("r", long, {"max_tokens": 3}, trace=HEADERS))
+        await outputs(actor, GenerateRequest("r", long, {"max_tokens": 3}, envelope=Envelope(HEADERS)))
     [span] = recorder.spans
     assert span.attributes["error.type"] == "InvalidRequestError"
     assert (span.status.description, span.events) == (None, ())
@@ -139,7 +139,7 @@ async def drafting(monkeypatch, recorder):
     await actor.__init__(mock_settings("speculator"), {})
     options = SelectionOptions(look_ahead=2)
     asked = SelectRequest(
-        "s", IDS, options, decode=DecodeOptions(draft_ahead="off", draft_context="full"), trace=HEADERS
+        "s", IDS, options, decode=DecodeOptions(draft_ahead="off", draft_context="full"), envelope=Envelope(HEADERS)
     )
     [reply] = [reply async for reply in actor.select(encode(asked))]
     return actor, decode(reply, Selection).kept.look_ahead_tokens

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.latency import explain
 from benchmarks.report import plots
-from cluster.in_process.prompts import RenderedPrompt
+from kv_transfer.layout import NO_LAYOUT
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
 from tests.unit.conftest import MODELS
@@ -33,10 +33,9 @@ def test_the_added_bytes_are_one_float_per_unit():
     importance = np.full(3200, 0.5, np.float32)
     scores = np.full(100, 0.5, np.float32)
     selection = Selection(KeptPrompt.dense(range(3200)), 1.0, importance, unit_scores=scores)
-    prompt = RenderedPrompt(np.arange(3200, dtype=np.int32), np.empty((0, 2), np.int32))
-    assert 400 <= explain.added(selection, SelectionOptions(), prompt)["bytes"] <= 416
+    assert 400 <= explain.added(selection, SelectionOptions(), NO_LAYOUT)["bytes"] <= 416
     without = Selection(KeptPrompt.dense(range(3200)), 1.0, importance)
-    assert explain.added(without, SelectionOptions(), prompt)["bytes"] == 0
+    assert explain.added(without, SelectionOptions(), NO_LAYOUT)["bytes"] == 0
 
 
 def test_plot(result, tmp_path):

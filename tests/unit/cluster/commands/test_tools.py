@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from cluster.commands.tools import highlight_kept
 from cluster.in_process.prompts import load_tokenizer, render
 from demo_models.documents import make_document
+from router.options.request import PrefillOptions
 from tests.unit.conftest import MODELS
 
 SPECULATOR = MODELS / "speculator"
@@ -56,8 +57,8 @@ def test_lines_and_sentences_are_kept_as_a_whole(skim, tmp_path, document, words
     words = ("--prompt-file", file, *words, "--granularity", granularity, "--keep-rate", 0.2)
     selection, _ = select(skim, tmp_path, *words, engine="mock")
     kept, length = set(selection["kept_positions"]), selection["context_length"]
-    units = render(document.messages if "--chat" in words else document.prompt, load_tokenizer(str(SPECULATOR))).units
-    edges = [*units.tolist(), length]
+    prompt = render(document.messages if "--chat" in words else document.prompt, load_tokenizer(str(SPECULATOR)))
+    edges = [*prompt.layout(PrefillOptions()).units.tolist(), length]
     torn = [unit for unit in pairwise(edges) if 0 < len(kept & set(range(*unit))) < unit[1] - unit[0]]
     assert bool(torn) is (granularity == "chunk")
     assert len(kept) < 0.5 * length

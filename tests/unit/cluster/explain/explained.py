@@ -8,11 +8,11 @@ import torch
 
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import unit_starts
 from router.explain.explained import Explained
 from router.explain.prompt_text import MessageSpan, PromptText
 from speculator_service.scoring.selection import select
 from speculator_service.scoring.units import unit_means
+from tests.unit.kv_transfer.layouts import layout_of
 
 WORDS = ("the", "router", "keeps", "what", "matters", "and", "drops", "a", "long", "rest", "\n\n", "of", "prompts,")
 
@@ -35,29 +35,26 @@ def of_tokens(count: int, **fields: Any) -> tuple[dict[str, Any], PromptText]:
 def explained(
     prompt: PromptText, *, later_turn: bool = False, protected: Any = (), units: Any = (), **options: Any
 ) -> tuple[dict[str, Any], PromptText]:
-    """later_turn: the first 60 % of the prompt were kept for an earlier one, but for late units. units: as in
-    SelectRequest.
-    """
+    """later_turn: the first 60 % of the prompt were kept for an earlier one, but for late units."""
     size = prompt.cuts.size - 1
     rng = np.random.default_rng(1)
     importance = rng.gamma(0.3, 0.01, size).astype(np.float32)
     for place in rng.integers(0, size, 1 + size // 900):
         importance[place : place + 60] += rng.gamma(2.0, 0.05)
     chosen = SelectionOptions(**options)
-    spans = np.asarray(protected, np.int32).reshape(-1, 2)
-    cuts = np.asarray(units, np.int32)
-    kept, share = select(torch.from_numpy(importance), chosen, spans.tolist(), units=cuts)
+    layout = layout_of(protected, units=units)
+    kept, share = select(torch.from_numpy(importance), chosen, layout)
     positions, reused = kept.numpy().astype(np.int32), 0
     if later_turn:
         old, new = positions[positions < 0.6 * size], positions[positions >= 0.6 * size]
         late = old[(old > 0.3 * size) & (old < 0.36 * size)]
         standing = np.setdiff1d(old, late)
         positions, reused = np.concatenate([standing, late, new]).astype(np.int32), standing.size
-    scores = unit_means(importance, unit_starts(size, chosen, cuts)).astype(np.float32)
+    scores = unit_means(importance, layout.unit_starts(size, chosen)).astype(np.float32)
     selection = Selection(
         KeptPrompt(positions, positions, size), share, None, {"speculate": 83.2, "select": 1.4}, reused, 0, scores
     )
-    return Explained(selection, chosen, spans, cuts, selection.timings).as_json(), prompt
+    return Explained(selection, chosen, layout, selection.timings).as_json(), prompt
 
 
 def counted(explanation: dict[str, Any]) -> SimpleNamespace:

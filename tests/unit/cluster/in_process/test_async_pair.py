@@ -9,10 +9,11 @@ import pytest
 
 from benchmarks.mock_engines.speculator import MockSpeculator
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
-from cluster.in_process.prompts import RenderedPrompt, load_tokenizer, no_spans
+from cluster.in_process.prompts import load_tokenizer
 from kv_transfer.draft_channel.client import DraftClient
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
-from kv_transfer.messages import KeptPrompt
+from kv_transfer.layout import NO_LAYOUT
+from kv_transfer.messages import KeptPrompt, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.info import inspect_model
@@ -20,11 +21,19 @@ from speculator_service.start import find_heads
 from speculator_service.translation.engine import TranslatingSpeculator
 from tests.reference.tokenizers_by_kind import model_without_weights
 from tests.unit.conftest import MODELS
+from tests.unit.kv_transfer.layouts import layout_of
 
 SPECULATOR = EngineSettings(str(MODELS / "speculator"), "mock")
 TARGET = EngineSettings(str(MODELS / "target"), "mock")
-PROMPT = RenderedPrompt(np.arange(10, 410, dtype=np.int32), no_spans())
+PROMPT = np.arange(10, 410, dtype=np.int32)
 REMOTE = DecodeOptions(draft_ahead="off")
+
+
+async def selected(pair, options=None, layout=NO_LAYOUT, **fields):
+    """The selection of PROMPT."""
+    return await pair.select(
+        SelectRequest(pair.name("select"), PROMPT, options or SelectionOptions(), layout, **fields)
+    )
 
 
 class Started:
@@ -71,9 +80,9 @@ async def test_two_tokenizers(tmp_path):
         pair = AsyncPair(speculator=other, **rest)
         assert pair.tokenizer.get_vocab() == load_tokenizer(TARGET.model).get_vocab()
         assert pair.speculator.info.fingerprint == inspect_model(TARGET.model, engine="mock").fingerprint
-        selection = await pair.select(PROMPT, SelectionOptions(), decode=REMOTE)
+        selection = await selected(pair, decode=REMOTE)
         kept = selection.kept
-        assert np.array_equal(kept.token_ids, PROMPT.token_ids[kept.positions])
+        assert np.array_equal(kept.token_ids, PROMPT[kept.positions])
         reply = await pair.drafts.handle(DraftRequest(1, [DraftRow(kept.session.id, 0, kept.token_ids[:1], 3)]))
         assert reply.lost == []
         await pair.close()
@@ -108,28 +117,28 @@ async def test_a_half_that_was_not_opened_is_named():
     await pair.close()
     pair = AsyncPair(target=TARGET)
     with pytest.raises(SkimError, match="without a speculator"):
-        await pair.select(PROMPT, SelectionOptions())
+        await selected(pair)
     await pair.close()
 
 
 async def test_only_remote_decoding_leaves_a_session():
     pair = AsyncPair(speculator=SPECULATOR, target=TARGET)
     for decode in (None, DecodeOptions(method="none"), DecodeOptions(method="ngram")):
-        assert (await pair.select(PROMPT, SelectionOptions(), decode=decode)).kept.session is None
+        assert (await selected(pair, decode=decode)).kept.session is None
     assert pair._server is None
-    selections = await asyncio.gather(*(pair.select(PROMPT, SelectionOptions(), decode=REMOTE) for _ in range(3)))
+    selections = await asyncio.gather(*(selected(pair, decode=REMOTE) for _ in range(3)))
     sessions = [selection.kept.session for selection in selections]
     assert {session.address for session in sessions} == {await pair.draft_address()}
     assert len({session.id for session in sessions}) == 3
     assert pair.drafts.metrics()["opened"] == 3
-    await pair.end_session(selections[0].kept)
+    await pair.end_session(selections[0].kept.session)
     assert pair.drafts.metrics()["sessions"] == 2
     await pair.close()
 
 
 async def drafts_of(pair):
     """What the draft channel replies for a new selection's session, after its look-ahead tokens."""
-    kept = (await pair.select(PROMPT, SelectionOptions(look_ahead=2), decode=REMOTE)).kept
+    kept = (await selected(pair, SelectionOptions(look_ahead=2), decode=REMOTE)).kept
     client = DraftClient(kept.session.address, deadline_s=20.0)
     request = DraftRequest(1, [DraftRow(kept.session.id, 0, np.array([11, 12, 13], np.int32), 3)])
     try:
@@ -160,10 +169,9 @@ async def test_the_replies_of_the_draft_channel_can_be_replaced():
 
 async def test_a_region_of_a_prompt_has_its_own_keep_rate():
     pair = AsyncPair(speculator=SPECULATOR)
-    region = {"rate_spans": np.array([[96, 224]], np.int32), "rates": np.array([1.0], np.float32)}
     options = SelectionOptions(keep_rate=0.01, protect_last=1, reuse="off")
-    plain = await pair.select(PROMPT, options)
-    selection = await pair.select(replace(PROMPT, **region), options)
+    plain = await selected(pair, options)
+    selection = await selected(pair, options, layout_of((), [(96, 224, 1.0)]))
     await pair.close()
     assert plain.kept.positions.size <= 33
     assert set(range(96, 224)) <= set(selection.kept.positions.tolist())
@@ -197,12 +205,14 @@ async def test_a_line_brings_what_is_nested_under_it():
     """As in serving: the indents reach the selection."""
     pair = AsyncPair(speculator=SPECULATOR)
     units = np.arange(0, 400, 20, dtype=np.int32)
-    flat, options = replace(PROMPT, units=units), SelectionOptions(keep_rate=0.1, scoring="attention", reuse="off")
-    best = int(np.argmax(np.add.reduceat((await pair.select(flat, options, return_importance=True)).importance, units)))
+    flat, options = layout_of(units=units), SelectionOptions(keep_rate=0.1, scoring="attention", reuse="off")
+    scored = await selected(pair, options, flat, return_importance=True)
+    best = int(np.argmax(np.add.reduceat(scored.importance, units)))
     indents = np.zeros(20, np.int32)
     indents[best + 1] = 4
     kept = [
-        set((await pair.select(one, options)).kept.positions.tolist()) for one in (flat, replace(flat, indents=indents))
+        set((await selected(pair, options, one)).kept.positions.tolist())
+        for one in (flat, replace(flat, indents=indents))
     ]
     nested = set(range(20 * best + 20, 20 * best + 40))
     assert [nested <= positions for positions in kept] == [False, True]
@@ -213,12 +223,12 @@ async def test_a_line_brings_one_that_shares_an_identifier(monkeypatch):
     """As in serving: the links reach the selection. The mock's lines all score about the same."""
     monkeypatch.setattr("speculator_service.scoring.units.LINKED", 1.0)
     pair = AsyncPair(speculator=SPECULATOR)
-    units, indents = np.arange(0, 400, 20, dtype=np.int32), np.zeros(20, np.int32)
-    flat, options = replace(PROMPT, units=units, indents=indents), SelectionOptions(keep_rate=0.5, reuse="off")
-    means = np.add.reduceat((await pair.select(flat, options, return_importance=True)).importance, units)[:-2]
+    units = np.arange(0, 400, 20, dtype=np.int32)
+    flat, options = layout_of(units=units, indents=[0] * 20), SelectionOptions(keep_rate=0.5, reuse="off")
+    means = np.add.reduceat((await selected(pair, options, flat, return_importance=True)).importance, units)[:-2]
     best, worst = int(np.argmax(means)), int(np.argmin(means))
     linked = replace(flat, links=np.array([[best, worst]], np.int32))
-    kept = [set((await pair.select(one, options)).kept.positions.tolist()) for one in (flat, linked)]
+    kept = [set((await selected(pair, options, one)).kept.positions.tolist()) for one in (flat, linked)]
     brought = set(range(20 * worst, 20 * worst + 20))
     assert [brought <= positions for positions in kept] == [False, True]
     await pair.close()

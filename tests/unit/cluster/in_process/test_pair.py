@@ -273,6 +273,22 @@ def test_an_error_of_the_engine_is_raised_here(messages):
         assert pair.ask(messages, max_tokens=2).text
 
 
+def test_ask_raises_where_serving_would_run_dense(pair, messages, monkeypatch):
+    async def fails(self, request):
+        raise EngineUnavailableError("the speculator is gone")
+
+    monkeypatch.setattr(AsyncPair, "select", fails)
+    with pytest.raises(EngineUnavailableError, match="the speculator is gone"):
+        pair.ask(messages, max_tokens=2, min_prompt_tokens=1)
+    assert pair.ask(messages, max_tokens=2, enabled=False).text
+
+
+def test_auto_never_compares_times(pair, messages):
+    """However often it asks, a pair does not learn that dense is sooner: mocks take no time."""
+    reasons = {pair.ask(messages, max_tokens=2, min_prompt_tokens=1, reuse="off").reason for _ in range(6)}
+    assert reasons == {"requested"}
+
+
 def test_a_whole_prompt(pair):
     answer = pair.generate(KeptPrompt.dense(range(10, 60)), max_tokens=2)
     assert answer.prompt.is_dense

@@ -6,9 +6,11 @@ from copy import copy
 import numpy as np
 import pytest
 
-from cluster.in_process.prompts import RenderedPrompt, load_tokenizer, no_spans, render
+from cluster.in_process.prompts import load_tokenizer, render
 from demo_models.documents import make_document
+from evals.selection.prompts import decision_of
 from router.options.request import PrefillOptions
+from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import InvalidRequestError
 from tests.unit.conftest import MODELS
 
@@ -23,8 +25,15 @@ def document():
     return make_document(1500, seed=1)
 
 
-def protected(prompt):
-    return {i for start, end in prompt.protected.tolist() for i in range(start, end)}
+DEFAULTS = PrefillOptions()
+
+
+def layout_of(prompt, tokenizer, options=DEFAULTS):
+    return render(prompt, tokenizer, options).layout(options)
+
+
+def protected(layout):
+    return {i for start, end in layout.protected.tolist() for i in range(start, end)}
 
 
 def test_messages_are_rendered_by_the_chat_template(tokenizer):
@@ -33,10 +42,11 @@ def test_messages_are_rendered_by_the_chat_template(tokenizer):
     ids = tokenizer.apply_chat_template(document.messages, add_generation_prompt=True, return_dict=False)
     assert prompt.token_ids.tolist() == list(ids)
     assert prompt.token_ids.dtype == np.int32
-    kept = tokenizer.decode(prompt.token_ids[sorted(protected(prompt))])
+    layout = prompt.layout(DEFAULTS)
+    kept = tokenizer.decode(prompt.token_ids[sorted(protected(layout))])
     assert document.question in kept
     assert document.record_sentence not in kept
-    assert document.question in tokenizer.decode(prompt.token_ids[slice(*prompt.question)])
+    assert document.question in tokenizer.decode(prompt.token_ids[slice(*layout.question)])
 
 
 def test_of_text_and_token_ids_the_first_token_is_protected(tokenizer):
@@ -44,65 +54,59 @@ def test_of_text_and_token_ids_the_first_token_is_protected(tokenizer):
     from_text = render(text, tokenizer)
     from_ids = render(from_text.token_ids.tolist(), tokenizer)
     assert from_text.token_ids.tolist() == from_ids.token_ids.tolist() == tokenizer(text).input_ids
-    assert protected(from_text) == protected(from_ids) == {0}
-    assert from_text.question is from_ids.question is None
+    for one in (from_text, from_ids):
+        assert protected(one.layout(DEFAULTS)) == {0}
+        assert one.layout(DEFAULTS).question is None
 
 
 def test_texts_have_units_and_token_ids_have_none(tokenizer, document):
     text = "".join(f"The price of the golden kettle is {number}.\n" for number in range(4821, 4831))
-    prompt = render(text, tokenizer)
+    plain = layout_of(text, tokenizer)
     places = tokenizer(text, return_offsets_mapping=True).offset_mapping
-    begins = {places[unit][0] for unit in prompt.units.tolist()}
+    begins = {places[unit][0] for unit in plain.units.tolist()}
     last = places[-48][0]  # the last 32 tokens are always kept, and a short rest of a line joins its neighbour
     assert {found.start() for found in re.finditer("The", text[:last])} <= begins
-    assert render(prompt.token_ids.tolist(), tokenizer).units.size == 0
-    chat = render(document.messages, tokenizer)
-    assert set(chat.protected.ravel().tolist()) - {chat.token_ids.size} <= set(chat.units.tolist())
-    more = render(chat, tokenizer, PrefillOptions(protected_spans=[[301, 303]]))
-    assert set(more.units.tolist()) == {1, 301, 303, *chat.units.tolist()}
-    assert [one.indents.size - one.units.size for one in (prompt, chat, more)] == [0, 0, 0]
+    assert layout_of(tokenizer(text).input_ids, tokenizer).units.size == 0
+    prompt = render(document.messages, tokenizer)
+    chat, more = (prompt.layout(PrefillOptions(protected_spans=spans)) for spans in ([], [[301, 303]]))
+    assert set(chat.protected.ravel().tolist()) - {prompt.size} <= set(chat.units.tolist())
+    assert {301, 303} <= set(more.units.tolist())
+    assert [one.indents.size - one.units.size for one in (plain, chat, more)] == [0, 0, 0]
 
 
-def test_lines_with_one_identifier_are_linked_also_after_more_borders(tokenizer):
+def test_lines_with_one_identifier_are_linked(tokenizer):
     lines = [
         "The customer Omar has the id C4821 and lives in a town.",
         "A plain line without any name in it at all here.",
     ]
     text = "\n".join([*lines, "The order of C4821 was sent off in the early morning.", *(4 * [lines[1]])])
-    prompt = render(text, tokenizer)
-
-    def linked(rendered):
-        places = tokenizer(text, return_offsets_mapping=True).offset_mapping
-        return [text[places[start][0] :].split()[1] for start in rendered.units[rendered.links].ravel().tolist()]
-
-    assert linked(prompt) == ["Omar", "order"]  # the first token is protected
-    more = render(prompt, tokenizer, PrefillOptions(protected_spans=[[1, 2]]))
-    assert more.units.size > prompt.units.size
-    assert more.units[more.links].tolist() == prompt.units[prompt.links].tolist()
+    layout = layout_of(text, tokenizer)
+    places = tokenizer(text, return_offsets_mapping=True).offset_mapping
+    linked = [text[places[start][0] :].split()[1] for start in layout.units[layout.links].ravel().tolist()]
+    assert linked == ["Omar", "order"]  # the first token is protected
 
 
 def test_a_rendered_prompt_stays_as_it_is(tokenizer):
-    prompt = RenderedPrompt(np.arange(5, 25, dtype=np.int32), no_spans())
-    assert protected(render(prompt, tokenizer)) == set()
-    asked = PrefillOptions(protected_spans=[[3, 5]])
-    assert {3, 4} <= protected(render(prompt, tokenizer, asked))
-    assert render(RenderedPrompt(prompt.token_ids, no_spans(), (3, 5)), tokenizer, asked).question == (3, 5)
+    prompt = RenderedPrompt(np.arange(5, 25, dtype=np.int32))
+    assert render(prompt, tokenizer) is prompt
+    assert protected(prompt.layout(PrefillOptions(protected_spans=[[3, 5]]))) == {0, 3, 4}
     with pytest.raises(InvalidRequestError, match="keep_ranges needs a prompt of text"):
-        render(prompt, tokenizer, PrefillOptions(keep_ranges=[[0, 1, "always"]]))
+        prompt.layout(PrefillOptions(keep_ranges=[[0, 1, "always"]]))
 
 
 def test_a_content_part_with_its_own_keep(tokenizer, document):
-    parts = [{"type": "text", "text": document.document, "keep": 0.5}, {"type": "text", "text": "Which price?"}]
-    kept = render([{"role": "user", "content": parts}], _joining(tokenizer))
-    plain = render([{"role": "user", "content": [{**parts[0], "keep": "auto"}, parts[1]]}], _joining(tokenizer))
+    parts = [{"type": "text", "text": document.document}, {"type": "text", "text": "Which price?"}]
+    kept, plain, always = (
+        render([{"role": "user", "content": [{**parts[0], "keep": keep}, parts[1]]}], _joining(tokenizer))
+        for keep in (0.5, "auto", "always")
+    )
     assert kept.token_ids.tolist() == plain.token_ids.tolist()
-    assert plain.rates.size == 0
-    assert kept.rates.tolist() == [0.5]
-    [[start, end]] = kept.rate_spans
+    assert plain.layout(DEFAULTS).rates.size == 0
+    assert kept.layout(DEFAULTS).rates.tolist() == [0.5]
+    [[start, end]] = kept.layout(DEFAULTS).rate_spans
     assert tokenizer.decode(kept.token_ids[start:end]).strip() in document.document
     assert end - start > 900
-    always = render([{"role": "user", "content": [{**parts[0], "keep": "always"}, parts[1]]}], _joining(tokenizer))
-    assert always.decide(PrefillOptions(min_prompt_tokens=1)).reason == "all-protected"
+    assert decision_of(always, PrefillOptions(min_prompt_tokens=1)).reason == "all-protected"
 
 
 def _joining(tokenizer):
@@ -118,12 +122,12 @@ def _joining(tokenizer):
 def test_character_ranges_of_a_text(tokenizer, document):
     text = document.document
     options = PrefillOptions(keep_ranges=[[700, 1700, 0.25], [0, 100, "always"], [100, 700, "auto"]])
-    prompt = render(text, tokenizer, options)
+    layout = layout_of(text, tokenizer, options)
     offsets = tokenizer(text, return_offsets_mapping=True).offset_mapping
-    assert prompt.rates.tolist() == [0.25]
-    [[start, end]] = prompt.rate_spans
+    assert layout.rates.tolist() == [0.25]
+    [[start, end]] = layout.rate_spans
     assert [i for i, (a, b) in enumerate(offsets) if a >= 700 and b <= 1700] == list(range(start, end))
-    assert protected(prompt) == {i for i, (a, b) in enumerate(offsets) if a < 100}
+    assert protected(layout) == {i for i, (a, b) in enumerate(offsets) if a < 100}
 
 
 @pytest.mark.parametrize(
@@ -135,9 +139,9 @@ def test_character_ranges_of_a_text(tokenizer, document):
 )
 def test_character_ranges_that_no_text_has(tokenizer, document, ranges, why):
     with pytest.raises(InvalidRequestError, match=why):
-        render(document.document, tokenizer, PrefillOptions(keep_ranges=ranges))
+        layout_of(document.document, tokenizer, PrefillOptions(keep_ranges=ranges))
     with pytest.raises(InvalidRequestError, match="is for raw prompts"):
-        render(document.messages, tokenizer, PrefillOptions(keep_ranges=[[0, 1, 0.5]]))
+        layout_of(document.messages, tokenizer, PrefillOptions(keep_ranges=[[0, 1, 0.5]]))
 
 
 def test_a_tokenizer_without_a_chat_template(tokenizer, monkeypatch):
@@ -159,12 +163,11 @@ def test_a_template_that_refuses_a_lone_user_message(tokenizer, document, monkey
     wants_system = "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}"
     monkeypatch.setattr(tokenizer, "chat_template", wants_system + tokenizer.chat_template)
     prompt = render(chat, tokenizer)
-    assert (prompt.chat.frame, prompt.question is None) == (None, False)
+    assert (prompt.chat.frame, prompt.layout(DEFAULTS).question is None) == (None, False)
 
 
 def test_spans_that_overlap_count_once():
-    prompt = RenderedPrompt(np.arange(10, dtype=np.int32), np.array([[0, 8], [5, 10]], np.int32))
-    options = PrefillOptions(min_prompt_tokens=1)
-    assert prompt.decide(options).reason == "all-protected"
-    assert RenderedPrompt(prompt.token_ids, prompt.protected[:1]).decide(options).reason == "requested"
-    assert prompt.decide(options, prompt_logprobs=True).reason == "prompt-logprobs"
+    prompt, spans = RenderedPrompt(np.arange(10, dtype=np.int32)), [[0, 8], [5, 10]]
+    all_of_it, less = (PrefillOptions(min_prompt_tokens=1, protected_spans=some) for some in (spans, spans[:1]))
+    assert decision_of(prompt, all_of_it).reason == "all-protected"
+    assert decision_of(prompt, less).reason == "requested"

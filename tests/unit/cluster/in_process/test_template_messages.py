@@ -76,8 +76,9 @@ def test_a_part_may_have_its_own_keep(tokenizer):
         {"type": "text", "text": "What is the price?"},
     ]
     prompt = render([{"role": "user", "content": content}], tokenizer, PrefillOptions(keep_rate=0.5))
-    [(start, end)] = prompt.rate_spans.tolist()
-    assert prompt.rates.tolist() == [0.25]
+    layout = prompt.layout(PrefillOptions())
+    [(start, end)] = layout.rate_spans.tolist()
+    assert layout.rates.tolist() == [0.25]
     assert tokenizer.decode(prompt.token_ids[start:end]).strip() == lines.strip().removeprefix("The ")
 
 

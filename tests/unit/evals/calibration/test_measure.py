@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from cluster.config.load import load_config
-from cluster.in_process.prompts import RenderedPrompt
 from evals.calibration.curve import COVERAGES, Observation, entropy_limit, wanted_coverage
 from evals.calibration.measure import CalibrationJournal, CalibrationSettings
 from evals.calibration.prompts import CalibrationPrompt, from_file
 from evals.calibration.recall import beside_lexical, best_way, recalls
 from evals.commands.calibrate import write_config
 from evals.selection.chunk_recall import LEXICAL, WAYS
+from kv_transfer.layout import NO_LAYOUT
 from kv_transfer.options import SelectionOptions
 from router.options.request import PrefillOptions
+from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
 
@@ -89,7 +90,7 @@ def test_the_best_way_has_the_highest_recall():
 
 def test_recall_is_the_kept_share_of_the_evidence():
     ids = np.arange(640, dtype=np.int32)
-    prompt = CalibrationPrompt("p", RenderedPrompt(ids, np.empty((0, 2), np.int32)), [(32, 64), (320, 352)])
+    prompt = CalibrationPrompt("p", RenderedPrompt(ids), NO_LAYOUT, [(32, 64), (320, 352)])
     importance = torch.zeros(640)
     importance[32:64] = 1.0
     options = SelectionOptions(protect_last=1)

@@ -1,29 +1,24 @@
 """Chunk recall with scores that are known."""
 
-import numpy as np
 import torch
 
 from benchmarks.mock_engines.speculator import MockSpeculator
-from cluster.in_process.prompts import RenderedPrompt
 from evals.selection.chunk_recall import WAYS, chunk_recall, kept_share, mean
 from kv_transfer.options import SelectionOptions
 from tests.unit.evals.conftest import MODELS
+from tests.unit.kv_transfer.layouts import layout_of
 
 RATES = [0.1, 0.4]
-
-
-def prompt(size: int) -> RenderedPrompt:
-    return RenderedPrompt(np.arange(size, dtype=np.int32), np.array([[0, 1]], np.int32))
 
 
 def test_the_kept_share_of_the_evidence_counts_its_tokens():
     importance = torch.zeros(640)
     importance[320:352] = 1.0
-    options = SelectionOptions(keep_rate=0.05)
-    assert kept_share(prompt(640), [(325, 340)], importance, options) == 1.0
-    assert kept_share(prompt(640), [(325, 340), (353, 360)], importance, options) == 15 / 22
-    assert kept_share(prompt(640), [(340, 353)], importance, options) == 12 / 13
-    assert kept_share(prompt(640), [(0, 1), (630, 640)], importance, options) == 1.0  # protected, and at the end
+    options, layout = SelectionOptions(keep_rate=0.05), layout_of([(0, 1)])
+    assert kept_share(layout, [(325, 340)], importance, options) == 1.0
+    assert kept_share(layout, [(325, 340), (353, 360)], importance, options) == 15 / 22
+    assert kept_share(layout, [(340, 353)], importance, options) == 12 / 13
+    assert kept_share(layout, [(0, 1), (630, 640)], importance, options) == 1.0  # protected, and at the end
 
 
 def test_the_ways_are_valid_and_differ():

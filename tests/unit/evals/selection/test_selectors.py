@@ -2,6 +2,8 @@
 selection of serving.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from skim_common.errors import SkimError
 from speculator_service.scoring.selection import select
 from speculator_service.scoring.units import unit_means
 from tests.unit.evals.conftest import MODELS
+from tests.unit.kv_transfer.layouts import layout_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -38,9 +41,10 @@ def keep(sample, prompt):
 
     async def keep(name, rate, sample=sample, prompt=prompt):
         # Baselines rank chunks, so the budget is one of chunks.
-        reading = Reading(sample, prompt, PrefillOptions(keep_rate=rate, granularity="chunk"), pair)
+        options = PrefillOptions(keep_rate=rate, granularity="chunk")
+        reading = Reading(sample, prompt, prompt.layout(options), options, pair)
         chosen = await reading.select()
-        return await SELECTORS[name].keep(Reading(sample, prompt, reading.options, pair, chosen)), chosen
+        return await SELECTORS[name].keep(replace(reading, chosen=chosen)), chosen
 
     return keep
 
@@ -57,7 +61,7 @@ async def test_a_baseline_keeps_as_much_and_what_is_protected(name, rate, keep, 
     if name != "renumbered":
         assert (found.token_ids == prompt.token_ids[found.positions]).all()
         assert found.context_length == prompt.token_ids.size
-        for start, end in prompt.protected:
+        for start, end in prompt.layout(ANY_LENGTH).protected:
             assert set(range(start, end)) <= set(found.positions.tolist())
 
 
@@ -130,7 +134,7 @@ async def test_filling_by_the_speculators_scores_is_its_selection(keep_rate, siz
     """The budget rule favours no selector: the same scores keep the same tokens."""
     importance = torch.from_numpy(np.random.default_rng(0).random(size, np.float32))
     options, spans = SelectionOptions(keep_rate=keep_rate), [(0, 1), (size - 60, size - 20), (300, 310)]
-    chosen, _ = select(importance, options, spans)
+    chosen, _ = select(importance, options, layout_of(spans))
     always = np.zeros(size, bool)
     for start, end in [*spans, (size - options.protect_last, size)]:
         always[start:end] = True

@@ -35,13 +35,6 @@ def test_forms(array, code, size):
     assert np.array_equal(back, array)
 
 
-def test_a_reader_of_the_version_before_gets_no_segments():
-    array = np.r_[500:1000, 0:300].astype(np.int32)
-    assert encode_array(array, segments=False).code == INT32
-    ascending = np.arange(1000, dtype=np.int32)
-    assert encode_array(ascending, segments=False) == encode_array(ascending)
-
-
 def test_bytes_are_little_endian():
     assert encode_array(np.array([258], np.int32)).data == b"\x02\x01\x00\x00"
     assert encode_array(np.array([1], np.float32)).data == b"\x00\x00\x80\x3f"

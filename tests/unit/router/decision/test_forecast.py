@@ -14,6 +14,7 @@ from router.decision.kinds import TRIAL, Kinds
 from router.decision.rules import Decision
 from router.options.request import PrefillOptions
 from skim_common.models.costs import Read
+from tests.unit.kv_transfer.layouts import layout_of
 from tests.unit.router.simulated_pools import INFO, LATE, OPTIONS, World, text
 
 
@@ -191,7 +192,7 @@ def with_head(name, document=8000):
 
 
 def protected(size=HEAD):
-    return np.array([(0, size)], np.int32)
+    return layout_of([(0, size)])
 
 
 def answered(forecaster, ids, prompt, cached=0):
@@ -245,7 +246,7 @@ def test_the_reason_is_cached_only_if_something_is():
     """Nothing is measured yet, and a selection would drop nothing that matters."""
     forecaster, ids = Forecaster(lambda: 0.0), with_head("a", 200)
     many = OPTIONS.model_copy(update={"keep_rate": 0.99})
-    almost = np.array([(0, ids.size - 70)], np.int32)
+    almost = layout_of([(0, ids.size - 70)])
     assert forecaster.look(ids, None, many, almost).choice == Decision(False, "sooner")
     forecaster.began(forecaster.look(ids, None, many, almost), KeptPrompt.dense(ids), 0, 5000.0, 0.0)
     assert forecaster.look(ids, None, many, almost).choice == Decision(False, "cached")
@@ -270,7 +271,7 @@ def test_the_share_of_a_coverage_is_learned_without_what_is_protected():
 def heavy(world, name):
     """A prompt of a kind whose selection takes a quarter of what follows from the speculator's speed."""
     ids = np.array(text(name, 9000), np.int32)
-    forecast = world.forecaster.look(ids, None, OPTIONS, np.array([(500, 5500)], np.int32))
+    forecast = world.forecaster.look(ids, None, OPTIONS, layout_of([(500, 5500)]))
     mode = "speculative" if forecast.choice.speculative else "dense"
     if mode == "speculative":
         kept = world.kept(ids)

@@ -9,15 +9,16 @@ from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from router.decision.guard import FEW_UNITS, MORE, QUESTIONS, Guard, keeping_more, signals
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.request import Prompt, Request
+from router.dispatch.request import Request
 from router.dispatch.state import CallState
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.prompt.protected_spans import question_text
 from skim_common.errors import InvalidRequestError
-from speculator_service.scoring.units import NO_UNITS
 from tests.unit.actors.local_meter import LocalMeter
+from tests.unit.kv_transfer.layouts import layout_of
 from tests.unit.router.conftest import LocalPools, until
+from tests.unit.router.dispatching import prompt
 
 DEFAULTS = PrefillOptions(min_prompt_tokens=256)
 TEXT = "The bell of the square rang. " * 150
@@ -68,13 +69,8 @@ def test_other_questions_are_not(question):
 def asking(question):
     """A long text and a question, one token for each character."""
     text = f"{TEXT}\n{question}"
-    return Prompt(
-        [7 + ord(c) for c in text],
-        {"max_tokens": 4, "temperature": 0.0},
-        4,
-        text=text,
-        offsets=[(i, i + 1) for i in range(len(text))],
-    )
+    ids, offsets = [7 + ord(c) for c in text], [(i, i + 1) for i in range(len(text))]
+    return prompt(ids, text=text, offsets=offsets, sampling={"max_tokens": 4, "temperature": 0.0})
 
 
 class ScoredPools(LocalPools):
@@ -125,7 +121,7 @@ class Reading:
 
     def __init__(self, monkeypatch):
         self.count = 0
-        monkeypatch.setattr("router.dispatch.dispatcher.question_text", self.read)
+        monkeypatch.setattr("router.prompt.rendered.question_text", self.read)
 
     def read(self, *args):
         self.count += 1
@@ -144,7 +140,7 @@ async def test_a_prompt_that_runs_dense_anyway_gets_no_advice(monkeypatch, optio
 @pytest.mark.parametrize("sampling", [{"bad_words": ["x"] * 2000}, {"structured_outputs": {"regex": "(" * 2000}}])
 async def test_a_prompt_that_is_refused_costs_neither_spans_nor_advice(monkeypatch, sampling):
     reading, pools = Reading(monkeypatch), ScoredPools()
-    monkeypatch.setattr("router.dispatch.dispatcher.prompt_spans", lambda *args: pytest.fail("spans of a bad prompt"))
+    monkeypatch.setattr("router.prompt.rendered.prompt_spans", lambda *args: pytest.fail("spans of a bad prompt"))
     dispatcher = Dispatcher(pools, DEFAULTS, SpeculationOptions(), RouterConfig(), LocalMeter())
     call = CallState(Request(PREFILL.resolve(DEFAULTS, None, None), DecodeOptions()))
     prompt = asking(COUNTING)
@@ -227,28 +223,28 @@ def selection(scores, kept=(), size=32):
 
 
 def spans(*pairs):
-    return np.array(pairs, np.int32).reshape(-1, 2)
+    return layout_of(pairs)
 
 
 def test_the_entropy_of_equal_scores_is_one():
     options = PrefillOptions(protect_last=1)
-    flat = signals(selection([2.0] * 20), options, spans(), NO_UNITS)
+    flat = signals(selection([2.0] * 20), options, spans())
     assert flat["entropy"] == pytest.approx(1)
-    peaked = signals(selection([100.0] + [1e-3] * 19), options, spans(), NO_UNITS)
+    peaked = signals(selection([100.0] + [1e-3] * 19), options, spans())
     assert peaked["entropy"] < 0.1
 
 
 def test_protected_chunks_do_not_count():
     options = PrefillOptions(protect_last=1)
     scores = [100.0] + [1.0] * 20
-    assert signals(selection(scores), options, spans(), NO_UNITS)["entropy"] < 0.7
-    assert signals(selection(scores), options, spans((0, 32)), NO_UNITS)["entropy"] == pytest.approx(1)
+    assert signals(selection(scores), options, spans())["entropy"] < 0.7
+    assert signals(selection(scores), options, spans((0, 32)))["entropy"] == pytest.approx(1)
 
 
 def test_coverage_is_the_kept_share_of_the_scores():
     options = PrefillOptions(protect_last=1)
     scores = [6.0, 2.0] + [1.0] * 8
-    found = signals(selection(scores, kept=range(64)), options, spans((319, 320)), NO_UNITS)
+    found = signals(selection(scores, kept=range(64)), options, spans((319, 320)))
     # The last chunk has the last token, which is protected, and 31 others, of which none is kept.
     assert found["coverage"] == pytest.approx(8 / 16)
 
@@ -265,7 +261,7 @@ def test_coverage_is_the_kept_share_of_the_scores():
 )
 def test_without_enough_scores_there_are_no_signals(found, options):
     options = PrefillOptions(protect_last=1, **options)
-    assert signals(found, options, spans(), NO_UNITS) == {}
+    assert signals(found, options, spans()) == {}
     guard = Guard(LocalMeter(), enabled=True, entropy=0.97)
     advice = guard.advise(PREFILL.resolve(DEFAULTS, None, None), NEEDLE)
-    assert guard.distrusts(replace(advice, options=options), found, spans(), NO_UNITS) is None
+    assert guard.distrusts(replace(advice, options=options), found, spans()) is None

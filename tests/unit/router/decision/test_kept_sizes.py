@@ -7,6 +7,7 @@ import torch
 from kv_transfer.options import SelectionOptions
 from router.decision.kept_sizes import KeptSizes
 from speculator_service.scoring.selection import select
+from tests.unit.kv_transfer.layouts import layout_of
 
 SPANS = np.array([(0, 3000), (7000, 7100)], np.int32)
 SIZE, LAST = 12_000, 32
@@ -15,9 +16,9 @@ SIZE, LAST = 12_000, 32
 def selected(options, spans, regions=(), granularity="text"):
     """The number of tokens that a selection keeps of a prompt with units of 10 tokens and any importance."""
     importance = torch.rand(SIZE, generator=torch.Generator().manual_seed(3))
-    units = np.arange(0, SIZE, 10, dtype=np.int32) if granularity == "text" else np.empty(0, np.int32)
+    units = np.arange(0, SIZE, 10) if granularity == "text" else []
     options = SelectionOptions(protect_last=LAST, granularity=granularity, **options)
-    return int(select(importance, options, spans.tolist(), regions, units)[0].numel())
+    return int(select(importance, options, layout_of(spans, regions, units=units))[0].numel())
 
 
 @pytest.mark.parametrize("granularity", ["text", "chunk"])
@@ -25,7 +26,7 @@ def selected(options, spans, regions=(), granularity="text"):
 @pytest.mark.parametrize("regions", [[], [(3500, 6500, 0.6)]])
 def test_a_rate_is_a_share_of_what_may_be_dropped_on_both_sides(granularity, spans, regions):
     kept = selected({"keep_rate": 0.2}, spans, regions, granularity)
-    sizes = KeptSizes.of(SIZE, LAST, spans, regions)
+    sizes = KeptSizes.of(SIZE, LAST, layout_of(spans, regions))
     assert sizes.kept(0.2) == pytest.approx(kept, rel=0.02)
     # Negative control: a share of all tokens, and the protected ones once more.
     if spans.size:
@@ -34,14 +35,14 @@ def test_a_rate_is_a_share_of_what_may_be_dropped_on_both_sides(granularity, spa
 
 def test_the_bounds_of_auto_are_shares_of_it_too():
     kept = selected({"min_keep": 0.5, "max_keep": 0.5}, SPANS)
-    sizes = KeptSizes.of(SIZE, LAST, SPANS)
+    sizes = KeptSizes.of(SIZE, LAST, layout_of(SPANS))
     assert sizes.kept(0.5) == pytest.approx(kept, rel=0.01)
     assert sizes.share_of(kept) == pytest.approx(0.5, rel=0.01)
 
 
 def test_the_opening_ends_where_something_may_be_dropped():
-    assert KeptSizes.of(SIZE, LAST, SPANS).opening == 3000
-    assert KeptSizes.of(SIZE, LAST, SPANS, [(3000, 4000, 1.0)]).opening == 4000
+    assert KeptSizes.of(SIZE, LAST, layout_of(SPANS)).opening == 3000
+    assert KeptSizes.of(SIZE, LAST, layout_of(SPANS, [(3000, 4000, 1.0)])).opening == 4000
     assert KeptSizes.of(SIZE, LAST).opening == 0
     assert KeptSizes.of(LAST, LAST).opening == 0
 

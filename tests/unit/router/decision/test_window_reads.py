@@ -26,7 +26,7 @@ QUADRATIC = ReadCost(1.0, 0.0005)
 
 def looked(forecaster, request, windows=True):
     found = WindowReads.of(READ, plan_of(request), request.token_ids.size) if windows else None
-    return forecaster.look(request.token_ids, None, READ, request.protected_spans, windows=found)
+    return forecaster.look(request.token_ids, None, READ, request.layout, windows=found)
 
 
 def forecasts(model, replicas, *, windows=True, sizes=(1000, 16_000), turns=False):
@@ -45,7 +45,7 @@ def forecasts(model, replicas, *, windows=True, sizes=(1000, 16_000), turns=Fals
             forecaster.know("speculator", info, replicas)
             if turns and step % 2:
                 ids = request.token_ids.copy()
-                ids[slice(*request.question)] = step
+                ids[slice(*request.layout.question)] = step
                 request = replace(request, request_id=f"r{step}", token_ids=ids)
             else:
                 size = round(sizes[0] * (sizes[1] / sizes[0]) ** choose.random())

@@ -11,7 +11,7 @@ from kv_transfer.options import DecodeOptions
 from router.decision.forecast import Forecaster
 from router.dispatch.audit import LOWEST_PRIORITY, MAX_RUNNING, MAX_TOKENS
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.request import Prompt, Request
+from router.dispatch.request import Request
 from router.dispatch.state import CallState
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
@@ -20,6 +20,7 @@ from router.pools.interface import unwatched
 from skim_common.errors import EngineUnavailableError
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools, until
+from tests.unit.router.dispatching import prompt as one_prompt
 
 IDS = [7 + i % 900 for i in range(600)]
 GREEDY = {"max_tokens": 4, "temperature": 0.0}
@@ -38,7 +39,7 @@ def auditing(pools, share=1.0, max_ongoing=4):
 def stream(dispatcher, name="r", sampling=GREEDY, **options):
     dispatcher.forecaster = Forecaster()  # without measurements, `auto` compresses
     context = CallState(Request(PrefillOptions(**{"min_prompt_tokens": 256, **options}), DecodeOptions()))
-    prompt = Prompt(IDS, sampling, sampling["max_tokens"], cache_salt="salt")
+    prompt = one_prompt(IDS, sampling=sampling, max_tokens=sampling["max_tokens"], cache_salt="salt")
     return dispatcher.run(name, prompt, context)
 
 

@@ -141,8 +141,8 @@ async def test_of_a_chat_only_contents_are_dropped():
     )
     pools = LocalPools()
     await run(pools, chat, keep_rate=0.01, protect_last=1)
-    assert pools.selects[0].protected_spans.tolist() == [[0, 6], [406, len(text)]]
-    assert pools.selects[0].question == (416, 420)
+    assert pools.selects[0].layout.protected.tolist() == [[0, 6], [406, len(text)]]
+    assert pools.selects[0].layout.question == (416, 420)
     dropped = set(range(len(text))) - set(pools.generates[0].prompt.positions.tolist())
     assert dropped
     assert dropped <= set(range(6, 406))
@@ -377,8 +377,8 @@ async def test_a_region_travels_with_its_rate_and_is_no_reason_to_keep_all():
     pools = LocalPools()
     ran = await run(pools, chat, keep_rate=1.0, protect_last=1)
     assert ran.outcome.reason == "requested"
-    assert pools.selects[0].rate_spans.tolist() == [[6, 406]]
-    assert pools.selects[0].rates.tolist() == [0.5]
+    assert pools.selects[0].layout.rate_spans.tolist() == [[6, 406]]
+    assert pools.selects[0].layout.rates.tolist() == [0.5]
     assert ran.dispatcher.selections.get("r").explained.as_json()["rate_spans"] == [[6, 406, 0.5]]
     kept = pools.generates[0].prompt.positions
     assert ((kept >= 6) & (kept < 406)).sum() == 200

@@ -89,7 +89,7 @@ async def test_a_loaded_router_leaves_things_out_in_order(share, method, ahead, 
     assert (sent.decode.method, sent.decode.draft_ahead) == (method, ahead)
     assert (select.decode is None) == (method == "none")
     assert select.options.keep_rate == rate
-    assert asked.prompts[0].shed == shed
+    assert asked.prompts[0].notes.get("shed", "") == shed
     assert dict(asked.headers())["x-skim-reason"] == ("unmeasured" + (f";shed={shed}" if shed else ""))
     kinds = [tags["kind"] for _, tags in dispatcher.meter.recorded.get("skim_router_shed_total", [])]
     assert kinds == (shed.split("+") if shed else [])
@@ -104,7 +104,7 @@ async def test_an_explicit_wish_is_obeyed(given):
     [sent], [select] = pools.generates, pools.selects
     assert (sent.decode.method, sent.decode.draft_ahead) == ("remote", "chain")
     assert select.options.keep_rate == asked.request.options.keep_rate
-    assert asked.prompts[0].shed == ""
+    assert "shed" not in asked.prompts[0].notes
 
 
 async def test_the_target_s_work_is_known_again_when_a_selection_fails():

@@ -70,7 +70,7 @@ async def test_each_hop_is_told_the_time_that_is_left(timeout_ms):
     options = PrefillOptions(enabled="always", min_prompt_tokens=256)
     context = CallState(Request(options, DecodeOptions(), deadline=Deadline.after(timeout_ms)))
     assert [output async for output in dispatcher.run("r", prompt(), context)][-1].finished
-    told = [pools.selects[0].timeout_ms, pools.generates[0].timeout_ms]
+    told = [pools.selects[0].envelope.timeout_ms, pools.generates[0].envelope.timeout_ms]
     if timeout_ms is None:
         assert told == [None, None]
     else:

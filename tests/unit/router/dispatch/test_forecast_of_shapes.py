@@ -115,7 +115,7 @@ async def test_the_forecast_of_the_work_is_right_for_every_shape(router, works, 
 async def test_without_what_is_always_kept_the_forecast_of_an_agents_prompt_is_wrong(router, works, shape, monkeypatch):
     """The negative control: protected text counts as text that may be dropped."""
     sizes = KeptSizes.of
-    monkeypatch.setattr(KeptSizes, "of", lambda size, protect_last, spans, regions: sizes(size, protect_last))
+    monkeypatch.setattr(KeptSizes, "of", lambda size, protect_last, layout: sizes(size, protect_last))
     expected, computed = await measured(router, works, shape, "windows")
     found = (expected / computed)[3::2]
     assert not ((found > 0.8) & (found < 1.25)).any()

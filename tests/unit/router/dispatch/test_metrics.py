@@ -4,7 +4,7 @@ import pytest
 
 from kv_transfer.options import DecodeOptions
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.request import Prompt, Request
+from router.dispatch.request import Request
 from router.dispatch.state import CallState
 from router.options.headers import TIMING_PARTS, TOTAL
 from router.options.request import PrefillOptions, SpeculationOptions
@@ -12,8 +12,9 @@ from router.options.settings import RouterConfig
 from skim_common.errors import EngineUnavailableError
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools
+from tests.unit.router.dispatching import prompt
 
-PROMPT = Prompt([7 + i % 900 for i in range(600)], {"max_tokens": 2}, 2)
+PROMPT = prompt(sampling={"max_tokens": 2}, max_tokens=2)
 DEFAULTS = {"enabled": "always", "min_prompt_tokens": 256, "keep_rate": 0.25}
 
 

@@ -315,7 +315,7 @@ async def test_a_malformed_header_begins_a_trace(served, traced, document, heade
 async def test_where_traces_are_off_nothing_crosses(client, pools, document):
     body = request_body("/v1/chat/completions", document, **KEEP)
     await client.post("/v1/chat/completions", json=body, headers={"traceparent": SAMPLED})
-    assert [request.trace for request in (*pools.selects, *pools.generates)] == [None, None]
+    assert [request.envelope.trace for request in (*pools.selects, *pools.generates)] == [None, None]
 
 
 async def test_a_route_that_answers_no_prompt():

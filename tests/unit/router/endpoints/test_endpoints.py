@@ -5,7 +5,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from benchmarks.mock_engines.speculator import MockSpeculator
-from kv_transfer.spans import always_kept, mask_of
 from router.http.middleware import SkimMiddleware
 from router.options.headers import TIMING_PARTS, TOTAL
 from skim_common.models.info import check_pair
@@ -31,10 +30,10 @@ async def test_a_speculator_with_another_tokenizer(client, use_pools, document, 
     [sent], [kept] = pools.selects, [request.prompt for request in pools.generates]
     assert response.headers["x-skim-mode"] == "speculative"
     assert response.json()["usage"]["prompt_tokens"] == sent.token_ids.size == kept.context_length
-    protected = {place for start, end in sent.protected_spans for place in range(start, end)}
+    protected = {place for start, end in sent.layout.protected for place in range(start, end)}
     assert protected < set(kept.positions.tolist())
     assert kept.positions.size < 0.25 * sent.token_ids.size + 32 + len(protected) + 32
-    assert sent.units.size > 20
+    assert sent.layout.units.size > 20
 
     short = MockSpeculator(folder, max_model_len=512)
     pools.speculator_engine = translated(short, translation_for(folder, target))
@@ -53,7 +52,7 @@ async def test_the_option_has_the_same_effect_on_every_endpoint(client, pools, d
             # A raw prompt has no turns to protect, so it gets the chat's tokens and its protected spans.
             chat = pools.selects[0]
             body["prompt"] = chat.token_ids.tolist()
-            body["speculative_prefill"] = {**wish, "protected_spans": chat.protected_spans.tolist()}
+            body["speculative_prefill"] = {**wish, "protected_spans": chat.layout.protected.tolist()}
         response = await ask(client, path, body)
         assert response.headers["content-type"].startswith("text/event-stream" if stream else "application/json")
         assert response.headers["x-skim-mode"] == "speculative"
@@ -64,7 +63,7 @@ async def test_the_option_has_the_same_effect_on_every_endpoint(client, pools, d
     assert len(pools.selects) == len(pools.generates) == 4
     assert kept == [kept[0]] * 4
     # The turns of a chat show its question; a raw prompt has none.
-    *questions, of_raw_prompt = (request.question for request in pools.selects)
+    *questions, of_raw_prompt = (request.layout.question for request in pools.selects)
     assert questions == [questions[0]] * 3
     tokenizer = AutoTokenizer.from_pretrained(MODELS / "target")
     assert tokenizer.decode(pools.selects[0].token_ids[slice(*questions[0])]).strip() == document.question
@@ -117,18 +116,18 @@ async def test_the_text_is_cut_at_sentences_on_every_endpoint(client, pools, doc
     wish = {**KEEP, "protect_last": 1}
     response = await ask(client, path, request_body(path, document, speculative_prefill=wish))
     [sent], kept = pools.selects, pools.generates[-1].prompt.positions
-    pieces = TOKENIZER.convert_ids_to_tokens(sent.token_ids[sent.units - 1].tolist())
+    pieces = TOKENIZER.convert_ids_to_tokens(sent.token_ids[sent.layout.units - 1].tolist())
     ends = sum(piece.endswith((".", "!", "?", "\u010a")) for piece in pieces)
-    assert ends > 0.9 * sent.units.size > 20
-    assert sent.indents.size == sent.units.size
-    free = ~always_kept(mask_of(sent.protected_spans.tolist(), sent.token_ids.size), 1)
-    in_unit = np.add.reduceat(np.isin(np.arange(free.size), kept), sent.units)
-    sizes = np.diff(sent.units, append=free.size)
-    whole = in_unit[free[sent.units]]
-    assert set(np.unique(whole / sizes[free[sent.units]])) == {0.0, 1.0}
+    assert ends > 0.9 * sent.layout.units.size > 20
+    assert sent.layout.indents.size == sent.layout.units.size
+    free = ~sent.layout.fixed(sent.size, 1)
+    in_unit = np.add.reduceat(np.isin(np.arange(free.size), kept), sent.layout.units)
+    sizes = np.diff(sent.layout.units, append=free.size)
+    whole = in_unit[free[sent.layout.units]]
+    assert set(np.unique(whole / sizes[free[sent.layout.units]])) == {0.0, 1.0}
     shown = (await client.get(f"/v1/requests/{response.json()['id']}/selection")).json()
-    assert shown["units"] == sent.units.tolist()
-    assert len(shown["unit_scores"]) == sent.units.size
+    assert shown["units"] == sent.layout.units.tolist()
+    assert len(shown["unit_scores"]) == sent.layout.units.size
 
 
 async def test_lines_that_share_an_identifier_are_linked(client, pools, document):
@@ -137,8 +136,8 @@ async def test_lines_that_share_an_identifier_are_linked(client, pools, document
     chat = [{"role": "user", "content": text}, {"role": "user", "content": "Where is the order of Omar?"}]
     await client.post("/v1/chat/completions", json={"model": "demo", "messages": chat, "speculative_prefill": KEEP})
     sent = pools.selects[-1]
-    lines = [TOKENIZER.decode(part) for part in np.split(sent.token_ids, sent.units[1:])]
-    linked = [lines[unit] for unit in sent.links.ravel().tolist()]
+    lines = [TOKENIZER.decode(part) for part in np.split(sent.token_ids, sent.layout.units[1:])]
+    linked = [lines[unit] for unit in sent.layout.links.ravel().tolist()]
     assert len(linked) == 2
     assert all("C4821" in line for line in linked)
 
@@ -149,7 +148,7 @@ async def test_without_a_text_there_are_no_units(client, pools, document):
     for prompt, wish in ((ids, KEEP), (document.prompt, {**KEEP, "granularity": "chunk"})):
         body = {**request_body("/v1/completions", document, speculative_prefill=wish), "prompt": prompt}
         await ask(client, "/v1/completions", body)
-        assert pools.selects[-1].units.size == 0
+        assert pools.selects[-1].layout.units.size == 0
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)

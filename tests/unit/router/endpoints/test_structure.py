@@ -113,7 +113,7 @@ async def ask(app, path, body, **options):
 
 def protected_text(app, asked):
     """The text that the selection must keep."""
-    ids, spans = asked.select.token_ids, asked.select.protected_spans.tolist()
+    ids, spans = asked.select.token_ids, asked.select.layout.protected.tolist()
     return "\n".join(app.tokenizer.decode(ids[start:end]) for start, end in spans)
 
 
@@ -133,7 +133,7 @@ async def test_the_frame_of_a_window_has_no_tools(tools_app, results, path):
     frames = []
     with_tools = tool_body(path, results)
     for body in (with_tools, {name: value for name, value in with_tools.items() if name != "tools"}):
-        frame = (await ask(tools_app, path, body)).select.frame
+        frame = (await ask(tools_app, path, body)).select.layout.frame
         frames.append([tools_app.tokenizer.decode(part) for part in (frame.head, frame.joint, frame.tail)])
     assert frames[0] == frames[1]
     assert NAMES[0] not in frames[0][0]
@@ -146,7 +146,7 @@ async def test_schemas_calls_and_question_are_kept(tools_app, results, path):
     assert asked.select.token_ids.size > 6000
     assert_structure_is_kept(asked, prompt)
     # All else is compressed: besides what is protected, the selection keeps 5 % of the prompt's chunks.
-    size, spans = asked.select.token_ids.size, asked.select.protected_spans
+    size, spans = asked.select.token_ids.size, asked.select.layout.protected
     protected = (spans[:, 1] - spans[:, 0]).sum()
     assert 0.5 * size < protected < 0.7 * size
     assert asked.kept.token_ids.size <= protected + math.ceil(0.05 * math.ceil(size / 32)) * 32 + 32
@@ -167,7 +167,7 @@ async def test_character_ranges_keep_the_structure_of_a_raw_prompt(tools_app, re
     body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 4}
     asked = await ask(tools_app, COMPLETIONS, body, keep_ranges=ranges)
     assert_structure_is_kept(asked, prompt)
-    assert asked.select.rates.tolist() == [0.5]
+    assert asked.select.layout.rates.tolist() == [0.5]
 
 
 @pytest.mark.parametrize("keep", ["always", 0.4, "auto"])
@@ -178,12 +178,12 @@ async def test_the_keep_of_a_message_is_the_same_on_every_endpoint(tools_app, re
         plain = await ask(tools_app, path, tool_body(path, results))
         asked = await ask(tools_app, path, tool_body(path, results, keep=keep))
         assert asked.select.token_ids.tolist() == plain.select.token_ids.tolist()
-        assert (asked.select.rates.tolist() == [np.float32(0.4)]) == (keep == 0.4)
+        assert (asked.select.layout.rates.tolist() == [np.float32(0.4)]) == (keep == 0.4)
         text = "".join(asked.runs)
         assert (results[1] in text) == (keep == "always")
         assert results[0] not in text
         if keep == "auto":
-            assert asked.select.protected_spans.tolist() == plain.select.protected_spans.tolist()
+            assert asked.select.layout.protected.tolist() == plain.select.layout.protected.tolist()
         outcomes.append(asked.kept.positions.size - plain.kept.positions.size)
     assert len(set(outcomes)) == 1 or path == RESPONSES
 
@@ -205,7 +205,7 @@ async def test_each_content_part_has_its_own_keep(tools_app, results, path):
     assert first in text
     assert QUESTION in text
     assert third not in text
-    [[start, end]] = asked.select.rate_spans
+    [[start, end]] = asked.select.layout.rate_spans
     region = tools_app.tokenizer.decode(asked.select.token_ids[start:end])
     assert region.strip() in second
     assert len(region) > 0.95 * len(second)
@@ -213,7 +213,7 @@ async def test_each_content_part_has_its_own_keep(tools_app, results, path):
     assert abs(kept - 0.5 * (end - start)) <= 33
     # The question of a question part is known, also where a long part stands after it.
     asked = await ask(tools_app, path, parts_body(path, [{"text": QUESTION}, {"text": second, "keep": 0.5}]))
-    assert QUESTION in tools_app.tokenizer.decode(asked.select.token_ids[slice(*asked.select.question)])
+    assert QUESTION in tools_app.tokenizer.decode(asked.select.token_ids[slice(*asked.select.layout.question)])
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
@@ -222,9 +222,10 @@ async def test_policies_by_role_and_tool(tools_app, results, path):
     rates = await ask(tools_app, path, body, keep_by_role={"tool": 0.3}, protect_tools=["tool_1"])
     text = "".join(rates.runs)
     assert results[1] in text
-    assert rates.select.rates.tolist() == [np.float32(0.3)] * 2
-    sizes = [((rates.kept.positions >= a) & (rates.kept.positions < b)).sum() for a, b in rates.select.rate_spans]
-    for (start, end), size in zip(rates.select.rate_spans, sizes, strict=True):
+    assert rates.select.layout.rates.tolist() == [np.float32(0.3)] * 2
+    spans, positions = rates.select.layout.rate_spans, rates.kept.positions
+    sizes = [((positions >= a) & (positions < b)).sum() for a, b in spans]
+    for (start, end), size in zip(spans, sizes, strict=True):
         assert abs(size - 0.3 * (end - start)) <= 33
     always = {"keep_by_role": {"tool": "always"}}
     body["speculative_prefill"] = always
@@ -354,7 +355,7 @@ async def test_a_document_in_the_system_message_is_selected_from_by_choice(tools
     body = system_body(path, document)
     asked = await ask(tools_app, path, body, keep_by_role=SYSTEM)
     size, kept = asked.select.token_ids.size, asked.kept.token_ids.size
-    protected = int(np.diff(asked.select.protected_spans, axis=1).sum())
+    protected = int(np.diff(asked.select.layout.protected, axis=1).sum())
     assert kept <= protected + 0.05 * (size - protected) + 64 < size - 2000
     schemas = [
         line for line in tools_app.tokenizer.decode(asked.select.token_ids).splitlines() if line.startswith('{"type"')

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from demo_models.documents import make_document
-from kv_transfer.spans import droppable, spans_of
+from kv_transfer.spans import spans_of
 from router.decision.window_reads import WindowReads
 from router.dispatch.dispatcher import Dispatcher
 from router.options.request import PrefillOptions, SpeculationOptions
@@ -28,7 +28,7 @@ async def reading(client, pools, arguments=None, **options):
     answer = await client.post("/v1/chat/completions", json={**body, "speculative_prefill": options})
     assert answer.status_code == 200
     [asked] = pools.selects
-    return (asked.options.read, asked.options.scoring), asked.frame is not None
+    return (asked.options.read, asked.options.scoring), asked.layout.frame is not None
 
 
 async def test_prompts_are_read_in_windows(client, use_pools):
@@ -65,7 +65,7 @@ async def test_a_template_that_refuses_a_lone_user_message_has_prompts_read_whol
             answer = await client.post("/v1/chat/completions", json=body)
             assert answer.status_code == 200, answer.text
             assert (answer.headers["x-skim-mode"], len(pools.selects)) == ("speculative", number)
-            assert (pools.selects[-1].options.read, pools.selects[-1].frame) == ("whole", None)
+            assert (pools.selects[-1].options.read, pools.selects[-1].layout.frame) == ("whole", None)
         wrong = await client.post("/v1/chat/completions", json={**body, "messages": messages[1:]})
         assert wrong.status_code == 400
 
@@ -98,6 +98,6 @@ async def test_the_router_counts_the_windows_that_are_read(client, use_pools, mo
         answer = await client.post("/v1/chat/completions", json={**body, "speculative_prefill": options})
         assert answer.status_code == 200, answer.text
         [asked], (reads, size) = pools.selects, counted[-1]
-        assert len(spans_of(droppable(asked))) > texts
+        assert len(spans_of(asked.droppable)) > texts
         assert reads.count(size) == pytest.approx(pools.speculator_engine.started, rel=0.01)
         assert reads.tokens(size, 0) <= 1.5 * size

@@ -6,15 +6,15 @@ import pytest
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
 from router.explain.explained import DROPPED, REASONS, Explained
+from tests.unit.kv_transfer.layouts import layout_of
 
 
 def explained(positions, size, *, protected=(), scores=None, reused=0, units=(), **options):
     kept = np.asarray(positions, np.int32)
     unit_scores = None if scores is None else np.asarray(scores, np.float32)
     selection = Selection(KeptPrompt(kept, kept, size), 0.5, reused_tokens=reused, unit_scores=unit_scores)
-    spans = np.asarray(protected, np.int32).reshape(-1, 2)
     asked = SelectionOptions(**{"keep_rate": 0.2, "chunk_size": 4, "protect_last": 1, **options})
-    return Explained(selection, asked, spans, np.asarray(units, np.int32))
+    return Explained(selection, asked, layout_of(protected, units=units))
 
 
 def test_the_explanation_of_segments_in_another_order():

@@ -8,27 +8,26 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
+from kv_transfer.layout import NO_LAYOUT
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CallState
-from router.explain.explained import REGION_BYTES, Explained
+from router.explain.explained import Explained
 from router.explain.selection_log import TEXT_BYTES_PER_TOKEN, Entry, ExplainView, HeldPrompt, SelectionLog
 from router.options.errors import InvalidOptionError
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
-from speculator_service.scoring.units import NO_UNITS
 from tests.unit.actors.local_meter import LocalMeter
+from tests.unit.kv_transfer.layouts import layout_of
 from tests.unit.router.conftest import LocalPools
 from tests.unit.router.dispatching import IDS, prompt, run
-
-NO_SPANS = np.empty((0, 2), np.int32)
 
 
 def entry(tokens=10, prompt=None):
     selection = Selection(KeptPrompt.dense(range(tokens)), 1.0)
-    return Entry(tokens, Explained(selection, SelectionOptions(), NO_SPANS, NO_UNITS), prompt)
+    return Entry(tokens, Explained(selection, SelectionOptions(), NO_LAYOUT), prompt)
 
 
 async def test_the_explanation_adds_up():
@@ -83,7 +82,8 @@ def test_the_log_is_bounded_in_bytes_and_counts_held_text():
     assert one == 2 * 4 * 100  # ids and positions of the kept tokens
     assert entry(100, HeldPrompt(np.arange(100, dtype=np.int32))).nbytes == one + TEXT_BYTES_PER_TOKEN * 100
     made = entry(100).explained
-    assert replace(made, regions=[(0, 1, 0.5)] * 9).nbytes == one + 9 * REGION_BYTES
+    layout = layout_of(regions=[(0, 1, 0.5)] * 9, units=range(50))
+    assert replace(made, layout=layout).nbytes == one + 9 * (2 * 4 + 4) + 4 * 50
     log = SelectionLog(max_bytes=3 * one)
     for name in "abcd":
         log.add(name, entry(100))

@@ -11,6 +11,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from kv_transfer.messages import (
     ACCEPTED,
     Completion,
+    Envelope,
     GenerateOutput,
     GenerateRequest,
     KeptPrompt,
@@ -126,10 +127,10 @@ async def test_a_request_cancelled_in_its_prefill_leg_never_reaches_the_other_ha
 async def test_every_leg_prefers_the_replicas_of_the_prefix():
     ready = [Reply(*GOOD), Reply(*GOOD)]
     pools, target, prefill = split_pools(prefill=[Reply(ACCEPTED, prefilled())], target=ready)
-    request = replace(REQUEST, affinity="abc")
+    request = replace(REQUEST, envelope=Envelope(affinity="abc"))
     assert [output async for output in pools.generate(request)]
     assert (prefill.wishes, target.wishes) == ([("generate", by_prefix("abc", "r"))],) * 2
     pools, speculator, _ = serve_pools(speculator=[Reply(SELECTION), Reply(SELECTION)])
-    await pools.select(replace(SELECT, affinity="abc"))
+    await pools.select(replace(SELECT, envelope=Envelope(affinity="abc")))
     await pools.select(SELECT)
     assert speculator.wishes == [("select", by_prefix("abc", "r")), ("select", by_prefix("", "r"))]

@@ -139,15 +139,15 @@ def test_nothing_but_contents_can_be_dropped(template, data, with_tools):
     tools = TOOLS if with_tools and family not in WITHOUT_TOOLS else None
     text, chat = mapped(template, messages, tools)
     spans = prompt_spans(len(text), OPTIONS, chat, text, [(i, i + 1) for i in range(len(text))])
-    droppable = set(np.flatnonzero(~mask_of(spans.protected, len(text))).tolist())
+    droppable = set(np.flatnonzero(~mask_of(spans.layout.protected, len(text))).tolist())
     places, cut = opaque(template, messages, tools)
     assert len(places) == len(text)
     contents = {i for i, character in enumerate(places) if "\ue000" <= character <= "\uf8ff"}
     # The pieces can stand together again, as they stood in the content.
     whole = {i for core in cut for i in places_of(core, text)}
     assert droppable <= contents | whole
-    if spans.question:
-        assert droppable.isdisjoint(range(*spans.question))
+    if spans.layout.question:
+        assert droppable.isdisjoint(range(*spans.layout.question))
     if spans.unmapped:
         assert not droppable
     elif not spans.lost and messages[-1]["role"] != "user":

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kv_transfer.options import SelectionOptions
 from router.prompt.links import MIN_CHARACTERS, MOST_UNITS, links_of
-from router.prompt.protected_spans import PromptSpans
-from router.prompt.units import units_of
+from router.prompt.units import with_units
+from tests.unit.kv_transfer.layouts import layout_of
 
 
 def linked(lines, droppable=None, question=None):
@@ -106,8 +106,8 @@ def test_the_units_of_a_prompt_have_links_but_not_to_its_question(is_question, n
     offsets = [match.span() for match in re.finditer(r"\S+\s*", text)]
     asked = len(question.split())
     place = (len(offsets) - asked, len(offsets))
-    spans = PromptSpans(np.array([place], np.int32), place if is_question else None)
-    found = units_of(text, offsets, spans, SelectionOptions(protect_last=1), len(offsets))
-    begins = [text[offsets[start][0] :].split()[0] for start in found.starts]
+    layout = layout_of([place], question=place if is_question else None)
+    found = with_units(layout, text, offsets, SelectionOptions(protect_last=1), len(offsets))
+    begins = [text[offsets[start][0] :].split()[0] for start in found.units]
     assert begins[:5] == ["customer", "customer", "the", "the", "what"]
     assert found.links.tolist() == sorted([[0, 3], [1, 2], *named])

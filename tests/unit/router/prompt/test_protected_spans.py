@@ -62,7 +62,7 @@ class Chat:
 
     def droppable(self, offsets):
         """Which tokens a selection may drop, bool [M]. The first token is protected whatever it is."""
-        return ~mask_of(self.spans(offsets).protected, len(offsets))
+        return ~mask_of(self.spans(offsets).layout.protected, len(offsets))
 
 
 def letters(text):
@@ -163,7 +163,7 @@ def test_a_template_that_looks_at_the_text_leaves_the_chat_unmapped():
     assert chat.contents.contents is None
     spans = chat.spans(letters(chat.text))
     assert spans.unmapped
-    assert spans.protected.tolist() == [[0, len(chat.text)]]
+    assert spans.layout.protected.tolist() == [[0, len(chat.text)]]
 
 
 def test_a_template_that_writes_json_leaves_the_places_known():
@@ -190,21 +190,21 @@ def test_only_whole_tokens_are_dropped():
 def test_the_question_has_all_tokens_that_share_a_character_with_it():
     chat = Chat([user("One."), user("Two.")])
     offsets = [(0, 6), (6, 19), (19, 21), (0, 0), (21, 23), (23, 26), (26, 28)]
-    assert chat.spans(offsets).question == (2, 6)
+    assert chat.spans(offsets).layout.question == (2, 6)
     # None of its characters is in a token.
-    assert chat.spans([(0, 6), (26, 28)]).question is None
+    assert chat.spans([(0, 6), (26, 28)]).layout.question is None
 
 
 def test_of_a_chat_without_text_the_question_is_unknown():
     chat = Chat([user(QUESTION)])
     text, offsets = chat.text, letters(chat.text)
-    assert chat.spans(offsets).question == (6, 6 + len(QUESTION))
+    assert chat.spans(offsets).layout.question == (6, 6 + len(QUESTION))
     for known, ranges in ((None, None), (text, offsets[1:])):
         spans = prompt_spans(len(text), ALL, chat.contents, known, ranges)
-        assert spans.question is None
+        assert spans.layout.question is None
         assert spans.unmapped
     raw = prompt_spans(len(text), ALL, None, text, offsets)
-    assert raw.question is None
+    assert raw.layout.question is None
     assert not raw.unmapped
 
 
@@ -325,7 +325,7 @@ def test_the_question_on_several_templates_and_tokenizers(template, kind, tmp_pa
     text = chat.text
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     offsets = encoded.offset_mapping
-    start, end = chat.spans(offsets).question
+    start, end = chat.spans(offsets).layout.question
     covered = text[offsets[start][0] : offsets[end - 1][1]]
     assert covered.strip() == "And which dog sleeps near the mill?"
     # Without its first or last token a part of the question is missing.

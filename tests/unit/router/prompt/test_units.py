@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.options import SelectionOptions
-from router.prompt.protected_spans import PromptSpans
-from router.prompt.units import MAX_TOKENS, MIN_TOKENS, WIDE_STOPS, text_units, units_of
+from router.prompt.units import MAX_TOKENS, MIN_TOKENS, WIDE_STOPS, text_units, with_units
+from tests.unit.kv_transfer.layouts import layout_of
 
 LONG = "The bell of the old square rang"
 CODE = '''import os
@@ -219,15 +219,15 @@ def test_with_wrong_offsets_lines_are_torn():
 def test_where_units_are_not_known_there_are_none():
     text, options = f"{LONG}.\n{LONG} twice.\n", SelectionOptions(protect_last=2)
     offsets = words(text)
-    spans = PromptSpans(np.array([[0, 1]], np.int32), rate_spans=np.array([[3, 9]], np.int32))
-    found, indents, _ = units_of(text, offsets, spans, options, len(offsets))
-    assert found.size == indents.size
-    assert {1, 3, 9, len(offsets) - 2} <= set(found.tolist())
+    layout = layout_of([(0, 1)], [(3, 9, 0.5)])
+    found = with_units(layout, text, offsets, options, len(offsets))
+    assert found.units.size == found.indents.size
+    assert {1, 3, 9, len(offsets) - 2} <= set(found.units.tolist())
     by_chunk = options.model_copy(update={"granularity": "chunk"})
     for arguments in (
-        (None, offsets, spans, options, len(offsets)),
-        (text, None, spans, options, len(offsets)),
-        (text, offsets, spans, options, len(offsets) + 1),
-        (text, offsets, spans, by_chunk, len(offsets)),
+        (None, offsets, options, len(offsets)),
+        (text, None, options, len(offsets)),
+        (text, offsets, options, len(offsets) + 1),
+        (text, offsets, by_chunk, len(offsets)),
     ):
-        assert [part.size for part in units_of(*arguments)] == [0, 0, 0]
+        assert with_units(layout, *arguments) is layout

@@ -67,7 +67,7 @@ async def test_the_target_learns_the_adapter_and_the_caches_are_apart(served, do
     assert (adapted.engine_args.get(ADAPTER), plain.engine_args.get(ADAPTER)) == ("sql", None)
     assert adapted.cache_salt == read.cache_salt
     assert plain.cache_salt == other.cache_salt not in (None, adapted.cache_salt)
-    assert adapted.affinity != plain.affinity
+    assert adapted.envelope.affinity != plain.envelope.affinity
     assert [forecast.adapted for forecast in forecasts] == [True, False]
 
 

@@ -49,7 +49,7 @@ class Client:
 def begun(service, name, prompt=PROMPT, context="kept"):
     """The prompt for the target after a selection, with its session if there is room for one."""
     decoding = DecodeOptions(draft_context=context, draft_ahead="off")
-    request = SelectRequest(name, prompt.token_ids, SelectionOptions(), ids().reshape(0, 2), decode=decoding)
+    request = SelectRequest(name, prompt.token_ids, SelectionOptions(), decode=decoding)
     selection = Selection(replace(prompt, session=SessionHandle("here:1", name)), 1.0)
     return begin_drafts(service, request, selection, context).kept
 

@@ -5,12 +5,14 @@ import asyncio
 import numpy as np
 
 from benchmarks.mock_engines.speculator import MockSpeculator
-from kv_transfer.messages import Frame, SelectRequest
+from kv_transfer.layout import Frame
+from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.windows import WindowScores, WindowsRequest
 from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import EngineUnavailableError
 from speculator_service.service import SpeculatorService
+from tests.unit.kv_transfer.layouts import layout_of
 
 OPTIONS = SelectionOptions(scoring="heads", read="windows", window_tokens=512, protect_last=4, lexical_weight=0)
 FRAME = Frame(np.array([1, 2], np.int32), np.array([3], np.int32), np.array([4, 5], np.int32))
@@ -23,7 +25,7 @@ def asking(tokens=16384, seed=0) -> SelectRequest:
     end = tokens - OPTIONS.protect_last
     asked = (end - QUESTION, end)
     units = np.arange(0, end - QUESTION, 10, dtype=np.int32)
-    return SelectRequest("r", ids, OPTIONS, np.array([asked], np.int32), question=asked, units=units, frame=FRAME)
+    return SelectRequest("r", ids, OPTIONS, layout_of([asked], question=asked, units=units, frame=FRAME))
 
 
 class Pool:

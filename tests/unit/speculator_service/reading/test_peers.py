@@ -12,6 +12,7 @@ from kv_transfer.windows import WindowsRequest
 from skim_common.errors import EngineUnavailableError, SkimError
 from speculator_service.reading.read import read_in_windows
 from speculator_service.service import SpeculatorService
+from tests.unit.kv_transfer.layouts import relaid
 from tests.unit.speculator_service.reading.replicas import FRAME, OPTIONS, Pool, asking
 
 
@@ -35,7 +36,7 @@ def test_the_scores_are_those_of_one_replica(demo_speculator):
     request, pool = asking(), Pool(demo_speculator, 3)
     scores, _ = read(pool, request)
     assert np.array_equal(scores.importance, one_replica(demo_speculator, request))
-    assert scores.importance[: request.question[0]].all()
+    assert scores.importance[: request.layout.question[0]].all()
     windows = {name: engine.started for name, engine in pool.engines.items()}
     assert min(windows.values()) >= 0.7 * sum(windows.values()) / 3
 
@@ -54,19 +55,19 @@ def test_a_document_meets_its_cache_in_another_prompt(demo_speculator):
     pool, first = Pool(demo_speculator, 2, cache_tokens=200_000), asking()
     other = asking(4096, seed=1)
     # The document stands behind another text; the lines of both are the units.
-    start = other.question[0]
+    start = other.layout.question[0]
     ids = np.concatenate([other.token_ids[:start], first.token_ids])
-    spans = np.array([[start - 10, start], np.array(first.question) + start], np.int32)
-    asked = (first.question[0] + start, first.question[1] + start)
-    units = np.concatenate([np.arange(0, start, 10), [start], first.units[1:] + start]).astype(np.int32)
-    moved = replace(first, request_id="s", token_ids=ids, protected_spans=spans, question=asked, units=units)
+    asked = (first.layout.question[0] + start, first.layout.question[1] + start)
+    units = np.concatenate([np.arange(0, start, 10), [start], first.layout.units[1:] + start]).astype(np.int32)
+    layout = relaid(first, protected=[(start - 10, start), asked], question=asked, units=units).layout
+    moved = replace(first, request_id="s", token_ids=ids, layout=layout)
 
     async def both():
         await read_in_windows(pool.engines["replica 0"], first, pool.peers("replica 0"))
         return await read_in_windows(pool.engines["replica 1"], moved, pool.peers("replica 1"))
 
     scores = run(both())
-    assert scores.cached_tokens >= 0.9 * first.question[0]
+    assert scores.cached_tokens >= 0.9 * first.layout.question[0]
 
 
 @pytest.mark.parametrize("what", ["broken", "full"])

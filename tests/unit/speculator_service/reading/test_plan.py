@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.messages import Frame
+from kv_transfer.layout import Frame
 from kv_transfer.windows import WindowPlan
 from speculator_service.reading.plan import windows_of
+from tests.unit.kv_transfer.layouts import layout_of
 
 NOTHING = np.empty(0, np.int32)
 
@@ -17,7 +18,7 @@ def plan(ids, droppable=None, starts=None, size=64):
     ids = np.asarray(ids, np.int32)
     droppable = np.ones(ids.size, bool) if droppable is None else np.asarray(droppable, bool)
     starts = np.arange(0, ids.size, 8) if starts is None else np.asarray(starts)
-    parts = WindowPlan.of(droppable, (0, 0), Frame(NOTHING, NOTHING, NOTHING), size)
+    parts = WindowPlan.of(droppable, layout_of(question=(0, 0), frame=Frame(NOTHING, NOTHING, NOTHING)), size)
     return windows_of(ids, parts, starts)
 
 

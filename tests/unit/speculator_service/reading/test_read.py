@@ -10,7 +10,8 @@ import torch
 
 from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.drafts import DraftRequest, DraftRow
-from kv_transfer.messages import Frame, SelectRequest
+from kv_transfer.layout import Frame
+from kv_transfer.messages import SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from speculator_service.drafting.begin import begin_drafts
@@ -18,6 +19,7 @@ from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import Scores
 from speculator_service.reading.read import read_in_windows, reads_in_windows
 from speculator_service.service import SpeculatorService
+from tests.unit.kv_transfer.layouts import layout_of, relaid
 
 WINDOWS = SelectionOptions(scoring="heads", read="windows", window_tokens=128, protect_last=4, keep_rate=0.1)
 FRAME = Frame(np.array([1, 2], np.int32), np.array([3], np.int32), np.array([4, 5], np.int32))
@@ -25,12 +27,17 @@ TEXT, ASKED = 600, 12
 """Tokens that may be dropped, then the question, then four tokens of the template."""
 
 
+OF_LAYOUT = ("question", "protected", "units", "frame")
+
+
 def asking(**changes) -> SelectRequest:
     ids = np.concatenate([1000 + np.arange(TEXT), np.arange(40, 40 + ASKED), [7, 8, 9, 6]]).astype(np.int32)
-    spans = np.array([[TEXT, TEXT + ASKED]], np.int32)
-    units = np.concatenate([np.arange(0, TEXT, 10), [TEXT, TEXT + ASKED]]).astype(np.int32)
-    request = SelectRequest("r", ids, WINDOWS, spans, question=(TEXT, TEXT + ASKED), units=units, frame=FRAME)
-    return replace(request, **changes)
+    asked = (TEXT, TEXT + ASKED)
+    request = SelectRequest(
+        "r", ids, WINDOWS, layout_of([asked], question=asked, units=[*range(0, TEXT, 10), *asked], frame=FRAME)
+    )
+    of_layout = {name: changes.pop(name) for name in OF_LAYOUT if name in changes}
+    return replace(relaid(request, **of_layout), **changes)
 
 
 class Heads:
@@ -78,8 +85,7 @@ async def test_each_window_is_a_short_prompt_with_the_question_after_it():
 
 async def test_the_beginning_and_the_end_of_a_long_question_are_read():
     engine, ids = Heads(), np.arange(1000, dtype=np.int32)
-    units = np.arange(0, 600, 10, dtype=np.int32)
-    request = asking(token_ids=ids, question=(600, 990), protected_spans=np.array([[600, 990]], np.int32), units=units)
+    request = asking(token_ids=ids, question=(600, 990), protected=[[600, 990]], units=np.arange(0, 600, 10))
     await read_in_windows(engine, request)
     [asked] = {tuple(window.token_ids[slice(*window.question)].tolist()) for window in engine.asked}
     assert asked == (*range(600, 616), *range(974, 990))
@@ -176,7 +182,7 @@ async def test_a_prompt_with_much_that_may_be_dropped_keeps_less_by_default(demo
     ids = np.arange(size, dtype=np.int32) % 500
     asked = (size - ASKED, size)
     spans = np.array([(0, protected), asked][not protected :], np.int32)
-    changes = {"question": asked, "protected_spans": spans, "units": np.arange(0, size, 12)}
+    changes = {"question": asked, "protected": spans, "units": np.arange(0, size, 12)}
     kept = {}
     for coverage in (None, 0.4, 0.5):
         options = SelectionOptions(coverage=coverage, min_keep=0.001, reuse="off")
@@ -191,7 +197,7 @@ async def test_by_default_a_head_profile_reads_prompts_in_windows(demo_speculato
     engine = MockSpeculator(demo_speculator, head_profile=profile)
     ids = np.arange(LONG, dtype=np.int32) % 500
     asked = (LONG - ASKED, LONG)
-    changes = {"question": asked, "protected_spans": np.array([asked], np.int32), "units": np.arange(0, LONG, 12)}
+    changes = {"question": asked, "protected": [asked], "units": np.arange(0, LONG, 12)}
     await SpeculatorService(engine).select(asking(token_ids=ids, options=SelectionOptions(), **changes))
     assert (engine.started > 1) == windows
 

@@ -8,14 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.messages import Frame, SelectRequest
+from kv_transfer.layout import Frame
+from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import droppable, spans_of
+from kv_transfer.spans import spans_of
 from kv_transfer.windows import MOST_COMPUTED, QUESTION_SHARE, plan_of
 from router.decision.window_reads import WindowReads
 from router.options.request import PrefillOptions
 from speculator_service.engine import Scores
 from speculator_service.request_scores import scores_of
+from tests.unit.kv_transfer.layouts import layout_of
 
 LAST = 4
 
@@ -47,15 +49,8 @@ def request_of(texts, *, window, question=20, frame=(12, 2, 6), units=16):
         scoring="heads", read="windows", window_tokens=window, protect_last=LAST, lexical_weight=0
     )
     ids = np.random.default_rng(size).integers(0, 500, size).astype(np.int32)
-    return SelectRequest(
-        "r",
-        ids,
-        options,
-        protected,
-        question=(1, 1 + question),
-        units=cuts[cuts < size].astype(np.int32),
-        frame=Frame(*map(ones, frame)),
-    )
+    layout = layout_of(protected, question=(1, 1 + question), units=cuts[cuts < size], frame=Frame(*map(ones, frame)))
+    return SelectRequest("r", ids, options, layout)
 
 
 async def computed(request):
@@ -66,8 +61,8 @@ async def computed(request):
 
 
 def around(request):
-    frame, asked = request.frame, request.question[1] - request.question[0]
-    asked = min(asked, request.options.window_tokens // QUESTION_SHARE)
+    frame, (start, end) = request.layout.frame, request.layout.question
+    asked = min(end - start, request.options.window_tokens // QUESTION_SHARE)
     return asked + frame.head.size + frame.joint.size + frame.tail.size
 
 
@@ -120,7 +115,7 @@ async def test_many_short_texts_share_windows_and_the_router_knows_how_many(shap
     expected = reads(request)
     assert (expected.count(size), expected.tokens(size, 0)) == pytest.approx((len(prompts), sum(prompts)))
     # Control: a window for each text would compute more.
-    texts = droppable(request)
+    texts = request.droppable
     assert texts.sum() + len(spans_of(texts)) * around(request) > MOST_COMPUTED * size
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import mask_of
 from speculator_service.scoring.extension import Extended, KnownPrefix, Prompt, extend
 from speculator_service.scoring.selection import select
+from tests.unit.kv_transfer.layouts import layout_of
 
 CHUNK = 32
 DOCUMENT = range(32, 32 + 64 * CHUNK)
@@ -31,8 +31,9 @@ def turn(
     for rank, chunk in enumerate(important):
         importance[chunk * CHUNK : (chunk + 1) * CHUNK] = 1.0 - rank / 100
     chosen = SelectionOptions.model_validate({"keep_rate": 0.1, **options})
-    fresh, _ = select(torch.from_numpy(importance), chosen, spans)
-    return Prompt(importance, fresh.numpy().astype(np.int32), mask_of(spans, size), chosen, question)
+    layout = layout_of(spans, question=question)
+    fresh, _ = select(torch.from_numpy(importance), chosen, layout)
+    return Prompt(importance, fresh.numpy().astype(np.int32), chosen, layout)
 
 
 FIRST = turn(2200, [1, 20, 21, 22, 23, 24, 25], [(0, 32), (2080, 2200)], (2090, 2190))
@@ -140,7 +141,15 @@ def test_single_tokens_are_never_torn() -> None:
 def in_lines(prompt: Prompt) -> Prompt:
     """The prompt with lines of a chunk each."""
     lines = np.arange(0, prompt.size, CHUNK, dtype=np.int32)
-    return replace(prompt, options=prompt.options.model_copy(update={"granularity": "text"}), text_units=lines)
+    options = prompt.options.model_copy(update={"granularity": "text"})
+    return replace(prompt, options=options, layout=replace(prompt.layout, units=lines))
+
+
+def of_text(prompt: Prompt, **changes: np.ndarray) -> Prompt:
+    """The prompt with another layout, and what is then selected."""
+    layout = replace(prompt.layout, **changes)
+    fresh, _ = select(torch.from_numpy(prompt.importance), prompt.options, layout)
+    return replace(prompt, layout=layout, fresh=fresh.numpy().astype(np.int32))
 
 
 def test_lines_are_never_torn() -> None:
@@ -153,14 +162,12 @@ def test_lines_are_never_torn() -> None:
 def test_what_is_nested_under_an_important_line_comes_with_it() -> None:
     """Late are line 40 and what the fresh selection has of the lines under it, although they matter little."""
     prompt = in_lines(second([40, 20, 21, 22, 23, 24, 25], keep_rate=0.13))
-    flat = np.zeros(prompt.text_units.size, np.int32)
+    flat = np.zeros(prompt.layout.units.size, np.int32)
     nested = flat.copy()
     nested[41:46] = 4
     late = {}
     for name, indents in (("flat", flat), ("nested", nested)):
-        fresh, _ = select(torch.from_numpy(prompt.importance), prompt.options, SPANS, (), prompt.text_units, indents)
-        turn_of = replace(prompt, indents=indents, fresh=fresh.numpy().astype(np.int32))
-        kept = extend(turn_of, KNOWN)
+        kept = extend(of_text(prompt, indents=indents), KNOWN)
         late[name] = set(kept.positions[kept.reused :].tolist()) & set(DOCUMENT)
     assert late["flat"] == set(chunk(40))
     assert late["nested"] == set(range(40 * CHUNK, 46 * CHUNK))
@@ -170,11 +177,9 @@ def test_what_is_linked_with_an_important_line_comes_with_it() -> None:
     """Line 50 shares an identifier with line 40, which alone matters. By itself it matters less than any other line."""
     prompt = in_lines(second([40], keep_rate=0.13))
     prompt.importance[chunk(50)] = 0.0
-    flat, late = np.zeros(prompt.text_units.size, np.int32), []
+    flat, late = np.zeros(prompt.layout.units.size, np.int32), []
     for links in (np.empty((0, 2), np.int32), np.array([[40, 50]], np.int32)):
-        of_text = prompt.text_units, flat, links
-        fresh, _ = select(torch.from_numpy(prompt.importance), prompt.options, SPANS, (), *of_text)
-        kept = extend(replace(prompt, indents=flat, links=links, fresh=fresh.numpy().astype(np.int32)), KNOWN)
+        kept = extend(of_text(prompt, indents=flat, links=links), KNOWN)
         late.append([set(chunk(line)) <= set(kept.positions[kept.reused :].tolist()) for line in (40, 50)])
     assert late == [[True, False], [True, True]]
 
@@ -268,7 +273,8 @@ def test_tokens_are_late_one_by_one() -> None:
     options = SelectionOptions(keep_rate=0.2, granularity="token", protect_last=8)
     known = KnownPrefix(np.array([3, 0, *range(4, 45), *range(330, 350)], np.int32), 350, 350)
     fresh, _ = select(torch.from_numpy(importance), options)
-    prompt = Prompt(importance, fresh.numpy().astype(np.int32), mask_of([(0, 1)], 400), options, (380, 400))
+    layout = layout_of([(0, 1)], question=(380, 400))
+    prompt = Prompt(importance, fresh.numpy().astype(np.int32), options, layout)
     kept = extend(prompt, known)
     assert kept.reused == 63
     assert kept.positions[:2].tolist() == [3, 0]
@@ -302,8 +308,9 @@ def conversations(draw: st.DrawFn) -> tuple[Prompt, KnownPrefix]:
         max_keep=draw(st.sampled_from([None, 0.2, 1.0])),
     )
     importance = np.random.default_rng(draw(st.integers(0, 99))).random(size, np.float32)
-    fresh, _ = select(torch.from_numpy(importance), options, spans)
-    prompt = Prompt(importance, fresh.numpy().astype(np.int32), mask_of(spans, size), options, question)
+    layout = layout_of(spans, question=question)
+    fresh, _ = select(torch.from_numpy(importance), options, layout)
+    prompt = Prompt(importance, fresh.numpy().astype(np.int32), options, layout)
     return prompt, KnownPrefix(order, known_tokens, common)
 
 

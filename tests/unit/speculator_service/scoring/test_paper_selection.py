@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from kv_transfer.options import AUTO, SelectionOptions
-from kv_transfer.spans import mask_of
 from speculator_service.scoring import extension
 from speculator_service.scoring.extension import KnownPrefix, Prompt, extend
 from speculator_service.scoring.selection import select
+from tests.unit.kv_transfer.layouts import layout_of
 
 RULES = (
     {"keep_rate": 0.07},
@@ -41,16 +41,16 @@ def digest(granularity: str, size: int, problems: int = 40) -> tuple[str, str]:
         first, second = (peaked(rng, tokens, some) for some in (places[:11], places[3:]))
         spans = [(0, 20), (common - 30, common), (tokens - 40, tokens)]
         regions = [(300, 460, 0.4), (700, 820, 0.03)][: number % 3]
-        rated = mask_of([region[:2] for region in regions], tokens)
+        layout = layout_of(spans, regions, (tokens - 40, tokens))
         for rule in RULES:
             options = SelectionOptions.model_validate({**rule, "granularity": granularity, "chunk_size": size})
             before = [region for region in regions if region[1] <= common]
-            earlier = select(torch.from_numpy(first[:common]), options, spans[:2], before)[0].numpy().astype(np.int32)
-            chosen, coverage = select(torch.from_numpy(second), options, spans, regions)
+            of_first = select(torch.from_numpy(first[:common]), options, layout_of(spans[:2], before))[0]
+            earlier = of_first.numpy().astype(np.int32)
+            chosen, coverage = select(torch.from_numpy(second), options, layout)
             alone.update(chosen.numpy().astype(np.int64).tobytes() + np.float64(coverage).tobytes())
             fresh = chosen.numpy().astype(np.int32)
-            prompt = Prompt(second, fresh, mask_of(spans, tokens), options, (tokens - 40, tokens), rated)
-            kept = extend(prompt, KnownPrefix(earlier, common, common))
+            kept = extend(Prompt(second, fresh, options, layout), KnownPrefix(earlier, common, common))
             extended.update(kept.positions.tobytes() + np.array([kept.reused, kept.late, kept.compacted]).tobytes())
     return alone.hexdigest()[:16], extended.hexdigest()[:16]
 

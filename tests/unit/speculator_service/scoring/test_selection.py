@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from kv_transfer.options import AUTO_COVERAGE, SelectionOptions
 from skim_common.errors import SkimError
 from speculator_service.scoring.selection import select
+from tests.unit.kv_transfer.layouts import layout_of
 
 
 def kept(importance, spans=(), **options):
-    return select(
-        torch.as_tensor(importance), SelectionOptions(**{"keep_rate": 0.2, "protect_last": 1, **options}), spans
-    )[0].tolist()
+    chosen = SelectionOptions(**{"keep_rate": 0.2, "protect_last": 1, **options})
+    return select(torch.as_tensor(importance), chosen, layout_of(spans))[0].tolist()
 
 
 def naive_select(scores, options, spans, regions=()):
@@ -76,7 +76,7 @@ def problems(draw):
 @given(problems())
 def test_equals_the_naive_rule(problem):
     scores, options, spans, regions = problem
-    positions, coverage = select(torch.tensor(scores), options, spans, regions)
+    positions, coverage = select(torch.tensor(scores), options, layout_of(spans, regions))
     expected, expected_coverage = naive_select(scores, options, spans, regions)
     assert positions.tolist() == expected
     assert coverage == pytest.approx(expected_coverage)
@@ -222,7 +222,7 @@ def naive_auto(scores, options, spans):
 def test_auto_equals_the_naive_rule(problem, least, most):
     scores, options, spans, _ = problem
     options = options.model_copy(update={"keep_rate": "auto", "min_keep": least, "max_keep": most})
-    positions, _ = select(torch.tensor(scores), options, spans)
+    positions, _ = select(torch.tensor(scores), options, layout_of(spans))
     # A chunk that is partly protected is kept whole or not at all.
     assert positions.tolist() == naive_auto(scores, options, spans)
 
@@ -259,30 +259,29 @@ def test_a_region_has_its_own_keep_rate():
     assert plain.max() == 639
     assert (plain < 320).sum() == 2 * 32
     # Three of ten chunks of the weak half; one of ten, by `options`, of the rest.
-    kept, _ = select(importance, options, (), [(320, 640, 0.3)])
+    kept, _ = select(importance, options, layout_of((), [(320, 640, 0.3)]))
     assert (kept < 320).sum() == 32
     assert (kept >= 320).sum() == 3 * 32 + 1
 
 
 def test_a_border_of_a_region_divides_a_chunk():
     importance = [0.1] * 20 + [0.9] * 12 + [0.2] * 33
-    kept, _ = select(torch.tensor(importance), SelectionOptions(keep_rate=0.1, protect_last=1), (), [(20, 40, 0.5)])
+    options, layout = SelectionOptions(keep_rate=0.1, protect_last=1), layout_of((), [(20, 40, 0.5)])
+    kept, _ = select(torch.tensor(importance), options, layout)
     # Of the region's parts [20, 32) and [32, 40), the first; of the rest, [40, 64) has the highest mean.
     assert kept.tolist() == [*range(20, 32), *range(40, 64), 64]
 
 
 def test_the_whole_prompt_can_be_regions():
-    regions = [(0, 4, 1.0), (4, 8, 0.5)]
-    kept, _ = select(torch.tensor([0.1] * 8), SelectionOptions(chunk_size=2, protect_last=1), (), regions)
+    layout = layout_of((), [(0, 4, 1.0), (4, 8, 0.5)])
+    kept, _ = select(torch.tensor([0.1] * 8), SelectionOptions(chunk_size=2, protect_last=1), layout)
     assert kept.tolist() == [0, 1, 2, 3, 4, 5, 7]
 
 
 def test_auto_chooses_among_the_chunks_of_no_region():
     scores = [90.0] + [1.0] * 99
-    region = [(0, 50, 0.5)]
     alone = kept([1.0] * 50, keep_rate="auto", chunk_size=1)
-    positions, _ = select(
-        torch.tensor(scores), SelectionOptions(keep_rate="auto", chunk_size=1, protect_last=1), (), region
-    )
+    options, layout = SelectionOptions(keep_rate="auto", chunk_size=1, protect_last=1), layout_of((), [(0, 50, 0.5)])
+    positions, _ = select(torch.tensor(scores), options, layout)
     assert (positions < 50).sum() == 25
     assert [m - 50 for m in positions.tolist() if m >= 50] == alone

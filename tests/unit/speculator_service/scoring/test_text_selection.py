@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.options import SelectionOptions
 from speculator_service.scoring.selection import select
+from tests.unit.kv_transfer.layouts import layout_of
 
 NESTED, GROUP = 20, 12
 """`NESTED_TOKENS` and `GROUP_TOKENS` for prompts of 90 tokens."""
@@ -120,7 +121,9 @@ def naive_text_select(scores, options, spans, regions, units, indents, links):
 def test_units_of_text_equal_the_naive_rule(problem):
     scores, options, spans, regions, *of_text = problem
     with patch.multiple("speculator_service.scoring.units", NESTED_TOKENS=NESTED, GROUP_TOKENS=GROUP):
-        positions, _ = select(torch.tensor(scores), options, spans, regions, *of_text)
+        units, indents, links = of_text
+        layout = layout_of(spans, regions, units=units, indents=indents, links=links)
+        positions, _ = select(torch.tensor(scores), options, layout)
     assert positions.tolist() == naive_text_select(scores, options, spans, regions, *of_text)
 
 
@@ -130,14 +133,14 @@ def test_units_of_text_are_taken_until_their_tokens_are_enough():
     units = np.array([0, 4, 8, 10, 19], np.int32)  # means 9 (protected), 1.5, 3, .5
     for rate, expected in ((0.01, [8, 9]), (2 / 15, [8, 9]), (0.14, [4, 5, 6, 7, 8, 9]), (0.5, [*range(4, 19)])):
         chosen = SelectionOptions(keep_rate=rate, protect_last=1)
-        assert select(scores, chosen, [(0, 4)], units=units)[0].tolist() == [0, 1, 2, 3, *expected, 19]
+        assert select(scores, chosen, layout_of([(0, 4)], units=units))[0].tolist() == [0, 1, 2, 3, *expected, 19]
 
 
 @pytest.mark.parametrize("granularity", ["chunk", "token"])
 def test_chunks_and_tokens_do_not_see_the_units_of_the_text(granularity):
     scores = torch.from_numpy(np.random.default_rng(0).random(500, np.float32))
     options = SelectionOptions(granularity=granularity)
-    with_units = select(scores, options, units=np.arange(0, 500, 7, dtype=np.int32))
+    with_units = select(scores, options, layout_of(units=np.arange(0, 500, 7)))
     assert torch.equal(with_units[0], select(scores, options)[0])
 
 
@@ -157,8 +160,8 @@ def kept_lines(scores, keep_rate, indents=CODE_INDENTS, group=0, links=()):
     importance = torch.tensor(scores, dtype=torch.float32).repeat_interleave(10)
     options = SelectionOptions(keep_rate=keep_rate, protect_last=1)
     with patch("speculator_service.scoring.units.GROUP_TOKENS", group):
-        pairs = np.array(links, np.int32).reshape(-1, 2)
-        positions, _ = select(importance, options, (), (), np.arange(0, 80, 10, dtype=np.int32), indents, pairs)
+        layout = layout_of(units=np.arange(0, 80, 10), indents=indents, links=links)
+        positions, _ = select(importance, options, layout)
     return sorted({position // 10 for position in positions.tolist()} - {7})
 
 
@@ -224,7 +227,7 @@ def test_how_much_is_kept_does_not_follow_the_nesting():
     for coverage in (0.3, 0.5, 0.8):
         options = SelectionOptions(coverage=coverage, protect_last=1, max_keep=1.0)
         flat, nested = (
-            select(importance, options, units=np.arange(0, 80, 10, dtype=np.int32), indents=indents)[0]
+            select(importance, options, layout_of(units=np.arange(0, 80, 10), indents=indents))[0]
             for indents in (np.empty(0, np.int32), CODE_INDENTS)
         )
         assert flat.numel() == nested.numel()

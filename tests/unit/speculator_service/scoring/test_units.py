@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from kv_transfer.options import SelectionOptions
-from speculator_service.scoring.units import NO_UNITS, Units, unit_means
+from speculator_service.scoring.units import Units, unit_means
+from tests.unit.kv_transfer.layouts import layout_of
 
 TEXT = np.array([0, 5, 7, 40], np.int32)
 
@@ -26,14 +27,14 @@ def test_the_mean_of_each_unit(starts, means):
     ("granularity", "units", "starts", "sizes"),
     [
         ("text", TEXT, [0, 5, 7, 40], [5, 2, 33, 10]),
-        ("text", NO_UNITS, [0, 32], [32, 32]),
+        ("text", [], [0, 32], [32, 32]),
         ("chunk", TEXT, [0, 32], [32, 32]),
         ("token", TEXT, list(range(50)), [1] * 50),
     ],
 )
 def test_what_a_unit_is(granularity, units, starts, sizes):
     """A shorter last chunk counts as a whole one; a unit of text counts its tokens."""
-    found = Units.of(50, SelectionOptions(granularity=granularity), units)
+    found = Units.of(50, SelectionOptions(granularity=granularity), layout_of(units=units))
     assert (found.starts.tolist(), found.sizes.tolist()) == (starts, sizes)
     assert found.lengths.sum() == 50
     assert found.having(np.arange(50) == 40).nonzero()[0].tolist() == [max(u for u, s in enumerate(starts) if s <= 40)]

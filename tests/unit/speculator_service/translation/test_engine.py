@@ -15,6 +15,7 @@ from speculator_service.engine import ScoreRequest
 from speculator_service.service import SpeculatorService
 from speculator_service.translation.engine import TranslatingSpeculator, translated, translation_for
 from tests.reference.tokenizers_by_kind import model_without_weights, tokenizer_of
+from tests.unit.kv_transfer.layouts import layout_of
 
 PROMPT = (
     "<|im_start|>user\n"
@@ -60,9 +61,9 @@ def test_a_target_on_another_machine_counts_as_one_with_the_same_tokenizer(demo_
 
 
 async def test_regions_count_the_target_s_tokens(engine, prompt):
-    regions = {"rate_spans": np.array([[64, 192]], np.int32), "rates": np.array([1.0], np.float32)}
     options = SelectionOptions(keep_rate=0.01, protect_last=1)
-    selection = await SpeculatorService(engine).select(SelectRequest("r", prompt, options, **regions))
+    request = SelectRequest("r", prompt, options, layout_of((), [(64, 192, 1.0)]))
+    selection = await SpeculatorService(engine).select(request)
     assert prompt.size == 288
     assert set(range(64, 192)) <= set(selection.kept.positions.tolist())
     assert selection.kept.positions.size <= 128 + 32 + 1
@@ -111,7 +112,7 @@ async def test_a_selection_counts_the_target_s_tokens(engine, prompt):
     chunk, spans = 16, [(0, 4), (prompt.size - 6, prompt.size)]
     options = SelectionOptions(keep_rate=0.25, chunk_size=chunk, protect_last=1)
     selection = await SpeculatorService(engine).select(
-        SelectRequest("r", prompt, options, np.array(spans, np.int32), return_importance=True)
+        SelectRequest("r", prompt, options, layout_of(spans), return_importance=True)
     )
     kept = selection.kept
     assert kept.context_length == prompt.size

@@ -1,0 +1,123 @@
+"""The layout of a prompt: what router and speculator know of its tokens besides their ids."""
+
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.arrays import Float32Array, Int32Array, no_numbers, no_pairs
+from kv_transfer.options import SelectionOptions
+from kv_transfer.spans import Span, always_kept, check_spans, mask_of
+from skim_common.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """What stands around a text in a chat of one user message, as the chat template writes it: int32 arrays of tokens.
+
+    head: before the text. joint: between a text and the question about it. tail: after the question, up to the answer.
+    """
+
+    head: Int32Array
+    joint: Int32Array
+    tail: Int32Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextLayout:
+    """What is known of a prompt of M tokens. Spans are half-open ranges of its tokens; what is not known is empty.
+
+    protected: int32 [P, 2], spans that are always kept.
+    rate_spans, rates: int32 [R, 2] and float32 [R], spans that have a keep rate of their own, in (0, 1]. They are
+    sorted and do not overlap. The rest of the prompt is selected by the options.
+    units: int32 [U], the first token of each unit of the text (`granularity: text`), ascending from 0. The edges of
+    protected and rate_spans are among them.
+    indents: int32 [U], the spaces and tabs before the text of the line in which each unit begins.
+    links: int32 [L, 2], the pairs of units that share an identifier, such as an id or the name of a function. A unit
+    that shares one with a question is paired with itself.
+    questions: int32 [Q, 2], the spans that may be the question of the last user turn, also if messages follow it; of a
+    short turn, all of its text. They are sorted and do not overlap.
+    frame: for `read: windows`; None: the prompt is read as a whole.
+    """
+
+    protected: Int32Array = field(default_factory=no_pairs)
+    rate_spans: Int32Array = field(default_factory=no_pairs)
+    rates: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
+    units: Int32Array = field(default_factory=no_numbers)
+    indents: Int32Array = field(default_factory=no_numbers)
+    links: Int32Array = field(default_factory=no_pairs)
+    questions: Int32Array = field(default_factory=no_pairs)
+    frame: Frame | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("protected", "links", "questions"):
+            if (shape := getattr(self, name).shape)[1:] != (2,):
+                raise ValueError(f"{name} must be pairs [N, 2], not {list(shape)}")
+        if self.rate_spans.shape != (self.rates.size, 2) or self.rates.ndim != 1:
+            shapes = f"{list(self.rate_spans.shape)} and {list(self.rates.shape)}"
+            raise ValueError(f"rate_spans and rates must be [R, 2] and [R], not {shapes}")
+
+    def check(self, prompt_tokens: int) -> None:
+        """Raise InvalidRequestError for what cannot be in a prompt of so many tokens."""
+        check_spans(self.protected.tolist(), prompt_tokens)
+        _check_apart("rate_spans", self.rate_spans, prompt_tokens)
+        if not ((self.rates > 0) & (self.rates <= 1)).all():
+            raise InvalidRequestError("rates must be numbers > 0 and <= 1")
+        _check_apart("questions", self.questions, prompt_tokens)
+        units, links = self.units, self.links
+        if units.size and (units[0] != 0 or units[-1] >= prompt_tokens or (units[1:] <= units[:-1]).any()):
+            raise InvalidRequestError(f"units must be ascending positions from 0 inside the {prompt_tokens} tokens")
+        if self.indents.size not in (0, units.size):
+            raise InvalidRequestError(
+                f"there must be one indent for each of {units.size} units, not {self.indents.size}"
+            )
+        if links.size and not 0 <= links.min() <= links.max() < units.size:
+            raise InvalidRequestError(f"links must be pairs of numbers of the {units.size} units")
+
+    @property
+    def question(self) -> Span | None:
+        """The last of the questions. Late units stand before it."""
+        return (int(self.questions[-1, 0]), int(self.questions[-1, 1])) if len(self.questions) else None
+
+    def final_question(self, droppable: npt.NDArray[np.bool_]) -> Span | None:
+        """`question`, if all that may be dropped stands before it: not, for example, before a tool's result, which the
+        question's tokens do not see. droppable: bool [M]."""
+        asked = self.question
+        return None if asked is None or droppable[asked[1] :].any() else asked
+
+    @property
+    def regions(self) -> list[tuple[int, int, float]]:
+        """rate_spans with their rates, as (start, end, rate). The rates are the decimals that the user wrote."""
+        spans = self.rate_spans.tolist()
+        return [(start, end, float(str(rate))) for (start, end), rate in zip(spans, self.rates, strict=True)]
+
+    def fixed(self, prompt_tokens: int, protect_last: int) -> npt.NDArray[np.bool_]:
+        """The tokens that every selection keeps, bool [M]: the protected ones, and the last `protect_last` ones."""
+        return always_kept(mask_of(self.protected, prompt_tokens), protect_last)
+
+    def unit_starts(self, prompt_tokens: int, options: SelectionOptions) -> Int32Array:
+        """The first token of each unit that has a score, int32 [U].
+
+        Without units of text they are chunks, also where single tokens are chosen.
+        """
+        if options.granularity == "text" and self.units.size:
+            return self.units
+        return np.arange(0, prompt_tokens, options.chunk_size, dtype=np.int32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what grows with the prompt."""
+        return sum(getattr(self, one.name).nbytes for one in fields(self) if one.name != "frame")
+
+
+NO_LAYOUT = TextLayout()
+"""Of a prompt of which the token ids alone are known."""
+
+
+def _check_apart(name: str, spans: Int32Array, prompt_tokens: int) -> None:
+    """Raise InvalidRequestError unless the spans are not empty, sorted, apart and inside the prompt."""
+    edges = np.concatenate([[0], spans.ravel(), [prompt_tokens]]).astype(np.int64)
+    if (edges[1:] < edges[:-1]).any() or (spans[:, 0] == spans[:, 1]).any():
+        raise InvalidRequestError(
+            f"{name} must be sorted token ranges inside the prompt's {prompt_tokens} tokens that do not overlap"
+        )

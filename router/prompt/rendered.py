@@ -1,0 +1,43 @@
+"""A rendered prompt, and the one way to its `TextLayout`."""
+
+from dataclasses import dataclass
+
+from kv_transfer.arrays import Int32Array
+from kv_transfer.layout import TextLayout
+from router.options.request import PrefillOptions
+from router.prompt.contents import ChatContents
+from router.prompt.protected_spans import Offsets, PromptSpans, prompt_spans, question_text
+from router.prompt.units import with_units
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RenderedPrompt:
+    """A prompt as the models read it.
+
+    token_ids: int32 [M]. text: what was tokenized, of a chat with the template; None for token ids. offsets: each
+    token's half-open character range in `text`; None if it is not known. chat: the contents of a chat; None for a raw
+    prompt.
+    """
+
+    token_ids: Int32Array
+    text: str | None = None
+    offsets: Offsets | None = None
+    chat: ChatContents | None = None
+
+    @property
+    def size(self) -> int:
+        """M, the number of tokens."""
+        return int(self.token_ids.size)
+
+    def spans(self, options: PrefillOptions) -> PromptSpans:
+        """What is known before the mode is chosen. Raises InvalidRequestError for spans that are not in the prompt."""
+        return prompt_spans(self.size, options, self.chat, self.text, self.offsets)
+
+    def layout(self, options: PrefillOptions, spans: PromptSpans | None = None) -> TextLayout:
+        """The layout for a selection. spans: by `spans`, if they are known already. Raises as `spans`."""
+        known = (spans or self.spans(options)).layout
+        return with_units(known, self.text, self.offsets, options, self.size)
+
+    def question_text(self, layout: TextLayout) -> str:
+        """The text in which the guard looks for a kind of question."""
+        return question_text(layout.question, self.chat, self.text, self.offsets)
