@@ -149,8 +149,9 @@ class VllmTarget(TargetEngine):
             # AsyncLLM aborts the request when its own generator is closed or cancelled.
             async with aclosing(stream):
                 async for output in stream:
-                    # KV blocks that did not arrive are another cause.
-                    if sampling.structured_outputs and request.kv_blocks is None and has_failed(output):
+                    # KV blocks that did not arrive, and an answer that the grammar refuses, are other causes.
+                    alone = request.kv_blocks is None and not request.answered
+                    if sampling.structured_outputs and alone and has_failed(output):
                         raise InvalidRequestError(UNCOMPILED)
                     yield await generate_output(output, with_timings=first)
                     first = False

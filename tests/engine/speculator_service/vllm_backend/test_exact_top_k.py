@@ -43,10 +43,10 @@ def test_no_token_without_probability_is_drawn(sampling):
 def test_a_temperature_that_vllm_takes_for_greedy_needs_no_q():
     from speculator_service.vllm_backend.sessions import DraftOptions
 
-    assert DraftOptions.of(4, 1e-6, 32, 0, 1000) == DraftOptions(4, 0.0, 0, 0)
-    assert DraftOptions.of(4, 0.5, 0, 2, 1000) == DraftOptions(4, 0.0, 0, 2)
-    assert DraftOptions.of(4, 0.5, 900, 900, 1000) == DraftOptions(4, 0.5, 512, 512)
-    assert DraftOptions.of(4, 0.5, 32, 40, 20) == DraftOptions(4, 0.5, 20, 20)
+    assert DraftOptions.of(4, 1e-6, 32, 1000) == DraftOptions(4, 0.0, 0)
+    assert DraftOptions.of(4, 0.5, 0, 1000) == DraftOptions(4, 0.0, 0)
+    assert DraftOptions.of(4, 0.5, 900, 1000) == DraftOptions(4, 0.5, 512)
+    assert DraftOptions.of(4, 0.5, 32, 20) == DraftOptions(4, 0.5, 20)
 
 
 @pytest.mark.parametrize("option", ["logprobs_mode", "max_logprobs"])
