@@ -1,0 +1,63 @@
+"""What a layout says of a prompt, and which layouts no prompt has."""
+
+import numpy as np
+import pytest
+
+from kv_transfer.layout import NO_LAYOUT, TextLayout
+from kv_transfer.options import SelectionOptions
+from skim_common.errors import InvalidRequestError
+from tests.unit.kv_transfer.layouts import layout_of, pairs
+
+
+def test_the_last_question_counts_if_all_that_may_be_dropped_stands_before_it():
+    two = TextLayout(questions=pairs([(2, 4), (7, 9)]))
+    assert two.question == (7, 9)
+    assert NO_LAYOUT.question is None
+    before, behind = np.arange(10) < 7, np.arange(10) < 10
+    assert [two.final_question(droppable) for droppable in (before, behind)] == [(7, 9), None]
+
+
+def test_protected_and_last_tokens_are_always_kept():
+    assert np.flatnonzero(layout_of([(0, 1), (3, 5)]).fixed(10, 2)).tolist() == [0, 3, 4, 8, 9]
+
+
+def test_rates_are_the_decimals_that_were_written():
+    assert layout_of(regions=[(2, 5, 0.1)]).regions == [(2, 5, 0.1)]
+
+
+def test_units_are_those_of_the_text_or_chunks():
+    layout = layout_of(units=[0, 5, 7])
+    text, chunk = (layout.unit_starts(10, SelectionOptions(granularity=g, chunk_size=4)) for g in ("text", "chunk"))
+    assert (text.tolist(), chunk.tolist()) == ([0, 5, 7], [0, 4, 8])
+    assert NO_LAYOUT.unit_starts(10, SelectionOptions(chunk_size=4)).tolist() == [0, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (layout_of([(0, 11)]), r"\[0, 11\] is no range inside the prompt's 10 tokens"),
+        (layout_of(regions=[(0, 5, 0.5), (4, 6, 0.5)]), "rate_spans must be sorted token ranges"),
+        (layout_of(regions=[(0, 5, 1.5)]), "rates must be numbers > 0 and <= 1"),
+        (TextLayout(questions=pairs([(4, 6), (5, 8)])), "questions must be sorted token ranges"),
+        (layout_of(question=(4, 11)), "questions must be sorted token ranges"),
+        (layout_of(units=[0, 10]), "units must be ascending positions"),
+        (layout_of(units=[0, 4], indents=[0]), "one indent for each of 2 units"),
+        (layout_of(units=[0, 4], links=[(0, 2)]), "links must be pairs of numbers of the 2 units"),
+    ],
+)
+def test_what_no_prompt_of_ten_tokens_has(layout, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        layout.check(10)
+
+
+def test_what_a_prompt_of_ten_tokens_can_have():
+    """The control."""
+    arrays = {"units": [0, 4, 8], "indents": [0, 4, 0], "links": [(0, 2), (1, 1)]}
+    layout_of([(0, 4), (2, 6)], [(0, 4, 0.5), (4, 10, 1.0)], (8, 10), **arrays).check(10)
+    NO_LAYOUT.check(10)
+
+
+@pytest.mark.parametrize("name", ["protected", "links", "questions"])
+def test_wrong_shapes_are_no_layout(name):
+    with pytest.raises(ValueError, match=rf"{name} must be pairs \[N, 2\], not \[3\]"):
+        TextLayout(**{name: np.zeros(3, np.int32)})
