@@ -62,7 +62,7 @@ class Forecast:
         size = int(self.ids.size)
         parts = self.known_dense, self.kept.tokens, size - self.sizes.droppable
         way = _way(self.options, self.windows)
-        return way, int(self.adapted), size.bit_length(), *(4 * part // size for part in parts)
+        return way, int(self.adapted), size.bit_length() // 2, *(round(2 * part / size) for part in parts)
 
     @property
     def known_dense(self) -> int:

@@ -17,8 +17,8 @@ from router.decision.cost_model import MODES, Estimate, Mode
 from router.decision.rules import Decision
 
 Kind = tuple[str | int, ...]
-"""How the prompt is read, whether an adapter answers, the logarithm of its length, and which quarters of it are known
-and protected."""
+"""How the prompt is read, whether an adapter answers, its length as a power of four, and which halves of it are known
+and protected: few, so that each has been seen soon."""
 
 TRIAL = 32
 """If both forecasts are equal, one of so many prompts of a kind tries the other mode; if that one's is n times as long,
@@ -49,8 +49,7 @@ class Kinds:
         self._seen: LRUCache[Kind, _Seen] = LRUCache(KINDS)
 
     def corrections(self, kind: Kind) -> Mapping[Mode, float]:
-        """By what the forecast of each mode is multiplied: the median of its latest errors, as far as that is no
-        noise."""
+        """By what the forecast of each mode is multiplied: the median of its latest errors, unless that is noise."""
         seen = self._seen.get(kind)
         return {mode: _factor(seen.errors[mode]) if seen else 1.0 for mode in MODES}
 
@@ -84,4 +83,4 @@ class Kinds:
 
 def _factor(errors: deque[float]) -> float:
     middle = statistics.median(errors) if errors else 0.0
-    return math.exp(math.copysign(max(0.0, abs(middle) - RIGHT), middle))
+    return math.exp(middle) if abs(middle) > RIGHT else 1.0

@@ -72,7 +72,7 @@ def test_a_correction_needs_more_than_noise_and_follows_the_latest_times():
     assert kinds.corrections(KIND) == kinds.corrections(OTHER) == {"dense": 1.0, "speculative": 1.0}
     for _ in range(LATEST):
         kinds.measured(KIND, "dense", 1000.0, 2500.0)
-    assert kinds.corrections(KIND)["dense"] == pytest.approx(2.0)
+    assert kinds.corrections(KIND)["dense"] == pytest.approx(2.5)
     for _ in range(LATEST):
         kinds.measured(KIND, "dense", 1000.0, 1.0)
-    assert kinds.corrections(KIND)["dense"] == pytest.approx(1.25 / MOST)
+    assert kinds.corrections(KIND)["dense"] == pytest.approx(1 / MOST)
