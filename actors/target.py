@@ -45,10 +45,8 @@ class TargetActor(PoolActor):
         self._prefills = options.get("kv_role") == "prefill"
         async with self._start("prefill" if self._prefills else "target", own):
             if own.engine != "mock":
-                from vllm_hooks.adapters import paths_of
-
-                adapters = paths_of(options.get("lora_modules") or ()).values()
-                await fetch_on_nodes(group, filter(None, (own.model, options.get("draft_model"), *adapters)))
+                models = [own.model, options.get("draft_model"), *_adapters(options.get("lora_modules"))]
+                await fetch_on_nodes(group, filter(None, models))
             with ray_for_ranks(group):
                 self._engine = create_engine(
                     own.engine, own.model, tensor_parallel=own.tensor_parallel, options=options
@@ -93,3 +91,12 @@ class TargetActor(PoolActor):
     async def stats(self) -> dict[str, Any]:
         """Counts of requests, speculative decoding and KV transfers, if the engine has them (vLLM's has)."""
         return await self._engine.stats()
+
+
+def _adapters(lora_modules: Any) -> list[str]:
+    """The folders or hub names of the adapters in the option of this name."""
+    if not lora_modules:
+        return []
+    from vllm_hooks.adapters import paths_of  # imports vLLM
+
+    return list(paths_of(lora_modules).values())
