@@ -35,8 +35,8 @@ class TextLayout:
     indents: int32 [U], the spaces and tabs before the text of the line in which each unit begins.
     links: int32 [L, 2], the pairs of units that share an identifier, such as an id or the name of a function. A unit
     that shares one with a question is paired with itself.
-    questions: int32 [Q, 2], the spans that may be the question of the last user turn, also if messages follow it; of a
-    short turn, all of its text. They are sorted and do not overlap.
+    questions: int32 [Q, 2], the spans that can be the task of the prompt, wherever they stand. They are sorted and do
+    not overlap. A token's score is the best over them.
     frame: for `read: windows`; None: the prompt is read as a whole.
     """
 
@@ -74,16 +74,12 @@ class TextLayout:
         if links.size and not 0 <= links.min() <= links.max() < units.size:
             raise InvalidRequestError(f"links must be pairs of numbers of the {units.size} units")
 
-    @property
-    def question(self) -> Span | None:
-        """The last of the questions. Late units stand before it."""
-        return (int(self.questions[-1, 0]), int(self.questions[-1, 1])) if len(self.questions) else None
-
-    def final_question(self, droppable: npt.NDArray[np.bool_]) -> Span | None:
-        """`question`, if all that may be dropped stands before it: not, for example, before a tool's result, which the
-        question's tokens do not see. droppable: bool [M]."""
-        asked = self.question
-        return None if asked is None or droppable[asked[1] :].any() else asked
+    def final_questions(self, droppable: npt.NDArray[np.bool_]) -> tuple[Span, ...]:
+        """The questions after which nothing may be dropped. Tokens of the others do not see all of it: those
+        before a document or before a tool's result. droppable: bool [M]."""
+        text = np.flatnonzero(droppable)
+        end = int(text[-1]) + 1 if text.size else 0
+        return tuple((first, last) for first, last in self.questions.tolist() if last >= end)
 
     @property
     def regions(self) -> list[tuple[int, int, float]]:

@@ -5,6 +5,7 @@ frozen data classes, as in `kv_transfer.messages`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import spans_of
 
 QUESTION_SHARE = 4
-"""A question takes at most this fraction (1/4) of a window. Of a longer one, its beginning and its end are read."""
+"""The questions take at most this fraction (1/4) of a window. Of a longer one, its beginning and its end are read."""
 MOST_COMPUTED = 1.5
 """Windows compute at most so many times the prompt's tokens, and one question with its frame."""
 
@@ -30,7 +31,7 @@ class WindowPlan:
 
     parts: what windows hold of the prompt, in its order: all that may be dropped, and what stands between two texts
     that share a window. A part of at most `size` tokens is one window. A longer one is a single text, which is cut at
-    its units. size: `window_tokens`. around: tokens of question and frame, which each window has.
+    its units. size: `window_tokens`. around: tokens of questions and frame, which each window has.
     """
 
     parts: tuple[Window, ...]
@@ -41,10 +42,11 @@ class WindowPlan:
     def of(cls, may_drop: npt.NDArray[np.bool_], layout: TextLayout, size: int) -> "WindowPlan | None":
         """None for a prompt that is read as a whole: its question or frame is unknown, or its windows could compute
         more than MOST_COMPUTED. may_drop: bool [M]. size: `window_tokens`."""
-        question, frame = layout.question, layout.frame
-        if question is None or frame is None:
+        questions, frame = layout.questions, layout.frame
+        if not len(questions) or frame is None:
             return None
-        asked = min(question[1] - question[0], size // QUESTION_SHARE)
+        joints = (len(questions) - 1) * frame.joint.size
+        asked = min(int(np.diff(questions).sum()) + joints, size // QUESTION_SHARE)
         plan = cls(
             _joined(spans_of(may_drop), size), size, asked + frame.head.size + frame.joint.size + frame.tail.size
         )
@@ -90,6 +92,16 @@ def _joined(texts: Int32Array, size: int) -> tuple[Window, ...]:
     return tuple(parts)
 
 
+def shares(sizes: Sequence[int], room: int) -> list[int]:
+    """How much of each of several texts fits into `room` together: of each the same, but no more than it has, and 1 at
+    least."""
+    given = [0] * len(sizes)
+    for done, number in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
+        given[number] = min(sizes[number], max(1, room // (len(sizes) - done)))
+        room -= given[number]
+    return given
+
+
 def plan_of(request: SelectRequest) -> WindowPlan | None:
     """The plan of a request's windows; None if its prompt is read as a whole, whatever the options say."""
     return WindowPlan.of(request.droppable, request.layout, request.options.window_tokens)
@@ -112,16 +124,18 @@ class WindowsRequest:
 
     model: `ModelInfo.path` of the speculator that asks; the scores of another model cannot be compared.
     token_ids: int32 [T], the tokens of all windows, one window after another. ends: int32 [W], where each window ends
-    in token_ids. question: int32 [Q], the tokens of the question that is read after each. frame: what stands around a
-    window. cache_salt, timeout_ms: as in SelectRequest and its Envelope. heads: `ModelInfo.heads` of the speculator
-    that asks; the scores of other heads cannot be compared.
+    in token_ids. questions: int32 [N], the tokens of the questions that are read after each window, one after another.
+    question_ends: int32 [Q], where each ends in questions. frame: what stands around a window. cache_salt, timeout_ms:
+    as in SelectRequest and its Envelope. heads: `ModelInfo.heads` of the speculator that asks; the scores of other
+    heads cannot be compared.
     """
 
     request_id: str
     model: str
     token_ids: Int32Array
     ends: Int32Array
-    question: Int32Array
+    questions: Int32Array
+    question_ends: Int32Array
     frame: Frame
     options: SelectionOptions
     cache_salt: str | None = None
@@ -129,9 +143,11 @@ class WindowsRequest:
     heads: str = ""
 
     def __post_init__(self) -> None:
-        edges = [0, *self.ends.tolist()]
-        if self.token_ids.ndim != 1 or edges[-1] != self.token_ids.size or sorted(set(edges)) != edges:
-            raise ValueError(f"the windows must divide the {self.token_ids.size} tokens, not end at {edges[1:]}")
+        parts = ("windows", self.token_ids, self.ends), ("questions", self.questions, self.question_ends)
+        for name, tokens, ends in parts:
+            edges = [0, *ends.tolist()]
+            if tokens.ndim != 1 or edges[-1] != tokens.size or sorted(set(edges)) != edges:
+                raise ValueError(f"the {name} must divide the {tokens.size} tokens, not end at {edges[1:]}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

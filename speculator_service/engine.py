@@ -11,6 +11,7 @@ import torch
 from kv_transfer.engine import Engine
 from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt
 from kv_transfer.options import SelectionOptions
+from kv_transfer.spans import Span
 
 
 def engine_salt(cache_salt: str | None, *, window: bool = False) -> str | None:
@@ -29,7 +30,7 @@ class ScoreRequest:
     """A prompt to score.
 
     token_ids: int32 [M]. cache_salt: prompts with different salts share no cached KV. keep_session: keep the prompt's
-    KV for `draft`, as session `request_id`. question: half-open token span; its tokens' queries score the prompt if
+    KV for `draft`, as session `request_id`. questions: half-open token spans; their tokens' queries score the prompt if
     `options.score_queries` says so (`scoring.score_queries`). window: the prompt is read for these scores alone, so an
     engine may leave out the layers above the scored ones. No other kind of request finds its KV (`engine_salt`).
     """
@@ -39,7 +40,7 @@ class ScoreRequest:
     options: SelectionOptions
     cache_salt: str | None = None
     keep_session: bool = False
-    question: tuple[int, int] | None = None
+    questions: tuple[Span, ...] = ()
     window: bool = False
 
 

@@ -17,9 +17,9 @@ def score_lexically(request: SelectRequest) -> Scores:
     """The scores of `scoring.lexical`. Without a question, the last `options.protect_last` tokens are the question."""
     began = perf_counter()
     size, options = request.size, request.options
-    asked = request.layout.question or (max(0, size - options.protect_last), size)
+    questions = request.layout.questions.tolist() or [(max(0, size - options.protect_last), size)]
     units = request.layout.units if options.granularity == "text" else None
-    importance = torch.from_numpy(lexical_importance(request.token_ids, asked, options.chunk_size, units))
+    importance = torch.from_numpy(lexical_importance(request.token_ids, questions, options.chunk_size, units))
     return Scores(importance, [], {"queue": 0.0, "speculate": 1e3 * (perf_counter() - began)})
 
 

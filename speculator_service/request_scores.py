@@ -27,7 +27,7 @@ async def scores_of(
     options = request.options
     if options.selector == "lexical":
         return await asyncio.to_thread(score_lexically, request)
-    adds_lexical = request.layout.question is not None and options.bm25_weight > 0
+    adds_lexical = len(request.layout.questions) > 0 and options.bm25_weight > 0
     # A worker thread looks the words up while the engine reads.
     lexical = asyncio.create_task(asyncio.to_thread(score_lexically, request)) if adds_lexical else None
     if reads_in_windows(engine, request):
@@ -40,7 +40,7 @@ async def scores_of(
                 options,
                 cache_salt=request.cache_salt,
                 keep_session=keep_session,
-                question=request.layout.final_question(request.droppable),
+                questions=request.layout.final_questions(request.droppable),
             )
         )
     if scores.importance.shape != request.token_ids.shape:

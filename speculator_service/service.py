@@ -202,8 +202,8 @@ class SpeculatorService:
         if reads_in_windows(self.engine, request):
             return found  # what is cached of windows says nothing about the prompt's beginning
         # The engine may read the question again although it is in the cache. Its own tokenizer may count fewer tokens.
-        asked = request.layout.final_question(request.droppable) or (found.common, found.common)
-        expected = min(found.common, asked[0]) // 4 - BLOCK_TOKENS
+        asked = request.layout.final_questions(request.droppable)
+        expected = min([found.common, *(first for first, _ in asked)]) // 4 - BLOCK_TOKENS
         if scores.cached_tokens >= expected:
             return found
         self._counts.records_lost += 1

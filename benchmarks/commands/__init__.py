@@ -36,6 +36,7 @@ COMMANDS = {
     ),
     "benchmarks.scaling.commands": ("scale",),
     "evals.commands.evidence": ("evidence",),
+    "evals.commands.forms": ("forms",),
 }
 
 app = typer.Typer(

@@ -41,7 +41,7 @@ class ScoringBench:
         """
         layers, heads, size = len(self._layers), self._layers[0].num_heads, self._layers[0].head_size
         blocks = self._bench_blocks(tokens)
-        asked = {"look_ahead": look_ahead, "rows": (0, 0), "steps": look_ahead + 1, "eos_token_ids": []}
+        asked = {"look_ahead": look_ahead, "rows": [], "steps": look_ahead + 1, "eos_token_ids": []}
         options = {**SelectionOptions().model_dump(), **asked}
         queries = {tokens - 1 + step: torch.randn(layers, heads, size) for step in range(look_ahead + 1)}
         ahead = dict.fromkeys(range(look_ahead), 0)

@@ -79,7 +79,7 @@ class MockSpeculator(SpeculatorEngine):
         self.running += 1
         try:
             look_ahead_ms = self._ms_per_look_ahead * options.tokens_ahead
-            rows = ScoreQueries.of(options, int(token_ids.size), request.question).rows
+            rows = ScoreQueries.of(options, int(token_ids.size), request.questions).rows
             done = await self.compute.prefill(
                 token_ids, _in_order(token_ids), cache_salt, look_ahead_ms, rows[0] if rows else None
             )

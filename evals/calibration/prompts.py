@@ -100,7 +100,7 @@ def why_dense(prompt: RenderedPrompt, options: PrefillOptions) -> str:
     decision = decision_of(prompt, options)
     if not decision.speculative:
         return decision.reason
-    question = prompt.question_text(prompt.spans(options).layout)
+    question = prompt.task_text(prompt.spans(options).layout)
     dense = (kind.name for kind in QUESTIONS if kind.verdict == "dense" and kind.matches(question))
     return next((f"guard-{name}" for name in dense), "")
 

@@ -73,7 +73,7 @@ async def keep_guarded(reading: Reading, **changes: Any) -> KeptPrompt:
     prompt, guard = reading.prompt, Guard(Unmetered(), enabled=True)
     # No field counts as set: the guard obeys a request that says how much to keep.
     defaults = reading.options.model_copy(update={"keep_rate": AUTO, "reuse": "off", **changes}).model_dump()
-    advice = guard.advise(PrefillOptions.model_construct(set(), **defaults), prompt.question_text(reading.layout))
+    advice = guard.advise(PrefillOptions.model_construct(set(), **defaults), prompt.task_text(reading.layout))
     if advice.verdict == "dense":
         return KeptPrompt.dense(prompt.token_ids)
     selection = await reading.selected(advice.options.selection)

@@ -10,8 +10,8 @@ class RequestTraits:
     """The properties of a request, besides its options, that the decision depends on.
 
     prompt_tokens: length M of the rendered prompt. compressible_tokens: tokens outside all protected spans; None if
-    unknown. rated: a region of the prompt has its own keep rate. unmapped: as in PromptSpans. untrusted: a pool has
-    failed its start probe.
+    unknown. rated: a region of the prompt has its own keep rate. unmapped: as in PromptSpans. no_task: the text is
+    known, and no task is found in it. untrusted: a pool has failed its start probe.
     """
 
     prompt_tokens: int
@@ -21,6 +21,7 @@ class RequestTraits:
     compressible_tokens: int | None = None
     rated: bool = False
     unmapped: bool = False
+    no_task: bool = False
     untrusted: bool = False
 
 
@@ -45,6 +46,8 @@ def decide(traits: RequestTraits, options: PrefillOptions) -> Decision:
         (traits.beam_search, "beam-search"),
         (traits.unmapped, "unmapped-chat"),
         (traits.compressible_tokens == 0, "all-protected"),
+        # The look-ahead needs no task. All other scores do.
+        (traits.no_task and not options.for_prompt(windows=False).tokens_ahead, "no-task"),
     )
     for applies, reason in rules:
         if applies:

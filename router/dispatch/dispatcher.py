@@ -133,8 +133,8 @@ class Dispatcher:
         layout, ruled = spans.layout, self._rule(prompt, request, spans)
         advice = Advice(request.options, acts=False)
         if ruled.speculative:
-            question = rendered.question_text(layout)
-            advice = self._guard.advise(request.options, question, explicit=request.keep_fields is not None)
+            task = rendered.task_text(layout)
+            advice = self._guard.advise(request.options, task, explicit=request.keep_fields is not None)
         for pool, model in (("speculator", self.pools.speculator), ("target", self.pools.target)):
             if model is not None:
                 self.forecaster.know(pool, model, self.pools.replicas(pool))
@@ -163,6 +163,7 @@ class Dispatcher:
             compressible_tokens=size - spans.protected_tokens,
             rated=spans.layout.rates.size > 0,
             unmapped=spans.unmapped,
+            no_task=prompt.rendered.text is not None and not len(spans.layout.questions),
             untrusted=self.pools.untrusted,
         )
         return decide(traits, request.options)

@@ -11,6 +11,7 @@ Keep = Literal["always", "auto"] | float
 
 KEEP_VALUES = "always, auto or a number > 0 and <= 1"
 SYSTEM_ROLES = ("system", "developer")
+TOOL_ROLES = ("tool", "function")
 
 Role = Literal["system", "user", "assistant", "tool"]
 """system: also the developer's messages, which are selected from only if `keep_by_role` names it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from kv_transfer.layout import Frame
-from router.options.policies import SYSTEM_ROLES, Keep
+from router.options.policies import SYSTEM_ROLES, TOOL_ROLES, Keep
 from router.prompt.keep_fields import KeepFields
 from router.prompt.markers import CharSpan, Markers
 
@@ -140,7 +140,7 @@ def changed(messages: Messages, change: Callable[[int, str], str] = lambda _, te
 
 
 def _plain_role(role: str) -> str:
-    return "tool" if role == "function" else "system" if role in SYSTEM_ROLES else role
+    return "tool" if role in TOOL_ROLES else "system" if role in SYSTEM_ROLES else role
 
 
 def _tools(messages: Messages) -> dict[int, str]:

@@ -10,7 +10,7 @@ date, a type or a level of a log.
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array, no_pairs
 
 MIN_CHARACTERS = 4
 MOST_UNITS = 3
@@ -25,21 +25,23 @@ def links_of(
     begins: npt.NDArray[np.int64],
     units: npt.NDArray[np.int64],
     droppable: npt.NDArray[np.bool_],
-    question: tuple[int, int] | None = None,
+    questions: Int32Array | None = None,
 ) -> Int32Array:
     """The pairs of units that share an identifier, int32 [L, 2], each pair once, the earlier unit first. A unit that
-    shares one with the question is paired with itself.
+    shares one with a question is paired with itself.
 
     begins: the first character of each token [M], ascending. units: the first token of each unit [U]. droppable: bool
-    [M]; a unit without a droppable token is left out. question: half-open token range, not droppable.
+    [M]; a unit without a droppable token is left out. questions: int32 [Q, 2], half-open token
+    ranges, not droppable.
     """
     starts, words = _identifiers(codes)
     unit = np.searchsorted(begins[units], starts, "right") - 1
     dropped = np.logical_or.reduceat(droppable, units)[unit.clip(min=0)] & (unit >= 0)
     held = np.unique(np.stack([words[dropped], unit[dropped].astype(np.uint64)], 1), axis=0)
     known, first, count = np.unique(held[:, 0], return_index=True, return_counts=True)
-    start, end = np.searchsorted(starts, np.append(begins, codes.size)[list(question or (0, 0))])
-    is_asked, pairs = np.isin(known, words[start:end]), []
+    spans = np.searchsorted(starts, np.append(begins, codes.size)[no_pairs() if questions is None else questions])
+    asked = [words[first:end] for first, end in spans.tolist()]
+    is_asked, pairs = np.isin(known, np.concatenate([words[:0], *asked])), []
     for size in range(1, MOST_UNITS + 1):
         of_size = count == size
         group = held[first[of_size][:, None] + np.arange(size), 1]

@@ -1,11 +1,11 @@
-"""Which tokens of a prompt are never dropped, which have a keep rate of their own, and which are a chat's question.
+"""Which tokens of a prompt are never dropped, which have a keep rate of their own, and which can be its task.
 
-Of a chat, selection may drop tokens only from the contents of messages, as the policies allow; of the last user turn,
-only from the long part before its question. The chat template, the tool definitions, tool calls and the question are
-always kept, and so is the system prompt, unless `keep_by_role` names it. Of raw text, every token but the first may be
-dropped.
+Of a chat, selection may drop tokens only from the contents of messages, as the policies allow; of a user's turn with
+the task, only from what is no speech (`speech`). The chat template, the tool definitions, tool calls and speech are
+always kept, and so is the system prompt, unless `keep_by_role` names it. Raw text is one user's turn.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple, NoReturn
@@ -13,16 +13,18 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array, no_pairs
+from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.layout import TextLayout
 from kv_transfer.spans import Span, check_spans, mask_of, spans_of
 from router.options.errors import InvalidOptionError
-from router.options.policies import Keep, PolicyOptions
+from router.options.policies import TOOL_ROLES, Keep, PolicyOptions
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents, Content
 from router.prompt.markers import CharSpan
+from router.prompt.speech import Turn, find_speech, merged, speech_of_turns
 
-LONG_TURN_CHARS = 2048
+MOST_CHARS = 2048
+"""So many characters of a task say which kind it is."""
 
 CharRanges = npt.NDArray[np.int64]
 """Each token's half-open character range in the prompt's text, [M, 2]."""
@@ -31,8 +33,8 @@ Offsets = Sequence[tuple[int, int]] | CharRanges
 
 
 class PromptSpans(NamedTuple):
-    """layout: without units, indents and links. Its protected spans are sorted and apart. It has no question if that is
-    unknown: raw text, a turn that is not found, or a question without a visible beginning.
+    """layout: without units, indents and links. Its protected spans are sorted and apart. It has no questions if the
+    task is unknown: token ids, a turn that is not found, or a long text without speech.
 
     opening: tokens before the first message that is not the system's: the template's beginning, the system prompt, the
     tools. 0 if it is unknown, and for raw text. unmapped: of a chat, it is not known where the contents are; all of it
@@ -53,13 +55,12 @@ class PromptSpans(NamedTuple):
 class ChatChars(NamedTuple):
     """Character ranges of a rendered chat. compressible: those that selection may drop from, and how much is kept.
 
-    They are sorted and apart. question: the question of the last user turn (the whole turn if it is short), also if
-    messages of the assistant or of tools follow it; it is never compressible. opening: characters before the first
-    message that is not the system's.
+    They are sorted and apart. tasks: what can be the task, also if messages of the assistant or of tools follow it; it
+    is never compressible. opening: characters before the first message that is not the system's.
     """
 
     compressible: list[tuple[CharSpan, Keep]]
-    question: CharSpan | None = None
+    tasks: Sequence[CharSpan] = ()
     opening: int = 0
 
 
@@ -85,8 +86,13 @@ def prompt_spans(
         if ranges is not None:
             always = [span for span, wish in asked if wish == "always"]
             keep |= mask_of([*filter(None, tokens_touched_by_each(always, ranges))], size)
-        regions = [] if ranges is None else _regions(asked, tokens_inside([span for span, _ in asked], ranges))
-        return PromptSpans(TextLayout(spans_of(keep), *_as_arrays(regions)))
+        if text is None or ranges is None:
+            return PromptSpans(TextLayout(spans_of(keep)))
+        parts = without([(0, len(text))], [span for span, wish in asked if wish != "always"])
+        speech = find_speech(text, parts, raw=True)
+        keep |= mask_of([*filter(None, tokens_touched_by_each(speech.spans, ranges))], size)
+        rated = _as_arrays(_regions(asked, tokens_inside([span for span, _ in asked], ranges)))
+        return PromptSpans(TextLayout(spans_of(keep), *rated, questions=_questions(speech.tasks, ranges)))
     if options.keep_ranges:
         _refuse_ranges("is for raw prompts; in a chat, give a content part its own keep")
     if text is None or ranges is None or chat.contents is None:
@@ -95,8 +101,7 @@ def prompt_spans(
     chars = chat_chars(text, chat, options, _message_tokens(chat.contents, ranges))
     inside = tokens_inside([span for span, _ in chars.compressible], ranges)
     keep |= inside < 0
-    found = tokens_touched(chars.question, ranges)
-    questions = no_pairs() if found is None else np.array([found], np.int32)
+    questions = _questions(chars.tasks, ranges)
     rated = _as_arrays(_regions(chars.compressible, inside))
     return PromptSpans(
         TextLayout(spans_of(keep), *rated, questions=questions, frame=chat.frame),
@@ -126,17 +131,9 @@ def tokens_inside(spans: Sequence[CharSpan], ranges: CharRanges) -> npt.NDArray[
     return np.where(inside, number, -1)
 
 
-def tokens_touched(chars: CharSpan | None, ranges: CharRanges) -> Span | None:
-    """The half-open token span from the first to the last token that has a character in `chars`; None without one."""
-    if chars is None:
-        return None
-    start, end = ranges.T
-    touched = np.flatnonzero((start < chars[1]) & (end > chars[0]) & (end > start))
-    return (int(touched[0]), int(touched[-1]) + 1) if touched.size else None
-
-
 def tokens_touched_by_each(spans: Sequence[CharSpan], ranges: CharRanges) -> list[Span | None]:
-    """As `tokens_touched` for many spans, with one search of the tokens for all. ranges: in the order of the text."""
+    """Of each span, the half-open token span from the first to the last token that has a character in it; None without
+    one. ranges: in the order of the text."""
     if not spans:
         return []
     number = np.flatnonzero(ranges[:, 1] > ranges[:, 0])
@@ -153,44 +150,43 @@ def tokens_touched_by_each(spans: Sequence[CharSpan], ranges: CharRanges) -> lis
 def chat_chars(text: str, chat: ChatContents, options: PolicyOptions, tokens: Mapping[int, int]) -> ChatChars:
     """The ranges of `text`, the rendered chat. tokens: the number of tokens of each message, by its index."""
     contents = chat.contents or []
-    last_user = max((i for i, role in enumerate(chat.roles) if role == "user"), default=-1)
+    users = [number for number, role in enumerate(chat.roles) if role == "user"]
     starts = [start for content in contents if content.role != "system" for start, _ in content.spans]
-    turn = [content for content in contents if content.message == last_user and content.keep in (None, "always")]
-    question: CharSpan | None = None
-    before: list[CharSpan] = []
-    if turn and not any(content.lost for content in turn):
-        before, question = _split_turn(text, [span for content in turn for span in content.spans[-1:]])
-    in_turn = {id(content) for content in turn}
-    # A range before the question lies in one content, and begins with it.
-    by_start = {span[0]: span for span in before}
+    parts: dict[int, list[CharSpan]] = {number: [] for number in users}
+    for content in contents:
+        if content.message in parts and content.keep in (None, "always"):
+            parts[content.message] += content.spans[-1:]
+    after_tool = {number for number in users if number and chat.roles[number - 1] in TOOL_ROLES}
+    turns = [Turn(spans, number in after_tool) for number, spans in parts.items() if spans]
+    speech = speech_of_turns(text, turns)
     ranges = []
     for content in contents:
         keep = options.keep(content.role, content.tool, tokens.get(content.message, 0), content.keep)
         if keep == "always":
             continue
-        if id(content) in in_turn:
-            ranges += [(by_start[start], keep) for start, _ in content.spans[-1:] if start in by_start]
-        else:
-            ranges += [(span, keep) for span in content.spans]
-    return ChatChars(sorted(ranges, key=lambda found: found[0]), question, min(starts, default=0))
+        spans = content.spans[-1:] if content.message == max(users, default=-1) else content.spans
+        ranges += [(span, keep) for span in without(spans, speech.spans if content.keep is None else [])]
+    return ChatChars(sorted(ranges, key=lambda found: found[0]), speech.tasks, min(starts, default=0))
 
 
-def _split_turn(text: str, parts: list[CharSpan]) -> tuple[list[CharSpan], CharSpan | None]:
-    """The last user turn as (the ranges before its question, the question). parts: not empty.
+def without(spans: Sequence[CharSpan], left_out: Sequence[CharSpan]) -> list[CharSpan]:
+    """What the spans have besides those left out. Both are sorted and apart."""
+    found: list[CharSpan] = []
+    firsts, ends = [first for first, _ in left_out], [end for _, end in left_out]
+    for start, last in spans:
+        for number in range(bisect_right(ends, start), bisect_left(firsts, last)):
+            if start < firsts[number]:
+                found.append((start, firsts[number]))
+            start = ends[number]
+        if start < last:
+            found.append((start, last))
+    return found
 
-    A short turn is the question as a whole. In a long turn, the question is the last part if the client sent several,
-    else the last line. In a last line that is itself long, the question cannot be found: all of it may be dropped, but
-    for the tokens that every prompt keeps at its end (`protect_last`).
-    """
-    *earlier, (first, last) = parts
-    if sum(end - start for start, end in parts) <= LONG_TURN_CHARS:
-        return [], (parts[0][0], last)
-    if last - first <= LONG_TURN_CHARS and earlier:
-        return earlier, (first, last)
-    line = text.rfind("\n", first, last) + 1 or first
-    if last - line <= LONG_TURN_CHARS:
-        return [*earlier, (first, line)], (line, last)
-    return parts, None
+
+def _questions(tasks: Sequence[CharSpan], ranges: CharRanges) -> Int32Array:
+    """The tokens of the tasks, int32 [Q, 2]. Tasks that share a token are one."""
+    found = merged([*filter(None, tokens_touched_by_each(tasks, ranges))], gap=0)
+    return np.array(found, np.int32).reshape(-1, 2)
 
 
 def _message_tokens(contents: Sequence[Content], ranges: CharRanges) -> dict[int, int]:
@@ -243,22 +239,16 @@ def _refuse_ranges(why: str) -> NoReturn:
     raise InvalidOptionError(f"{name} {why}", name)
 
 
-def question_text(question: Span | None, chat: ChatContents | None, text: str | None, offsets: Offsets | None) -> str:
-    """The question of the last user turn, if its token span is known, else the end of the last user message. Of a raw
-    prompt, its last line. Of a long one, the end; "" without a text. question: its token span. chat, text, offsets: as
-    in `prompt_spans`.
+def task_text(questions: Int32Array, chat: ChatContents | None, text: str | None, offsets: Offsets | None) -> str:
+    """The texts of the tasks, each on lines of its own; the end of a long one. Without a task, the end of the last user
+    message or of a raw prompt; "" without a text. questions: their token spans. chat, text, offsets: as in
+    `prompt_spans`.
     """
-    if question is not None and text is not None and offsets is not None:
-        return text[offsets[question[0]][0] : offsets[question[1] - 1][1]][-LONG_TURN_CHARS:]
+    if len(questions) and text is not None and offsets is not None:
+        return "\n".join(text[offsets[first][0] : offsets[end - 1][1]] for first, end in questions.tolist())[
+            -MOST_CHARS:
+        ]
     if chat is None:
-        return _last_line(text or "")
+        return (text or "")[-MOST_CHARS:]
     asked = [content.text for content in chat.contents or () if content.role == "user"]
-    return _last_line(asked[-1]) if asked else ""
-
-
-def _last_line(text: str) -> str:
-    """The last line that is not empty, or the whole text if it is short."""
-    stripped = text.strip()
-    if len(stripped) <= LONG_TURN_CHARS:
-        return stripped
-    return stripped[-LONG_TURN_CHARS:].rsplit("\n", 1)[-1]
+    return asked[-1][-MOST_CHARS:] if asked else ""

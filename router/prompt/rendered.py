@@ -6,7 +6,7 @@ from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import TextLayout
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents
-from router.prompt.protected_spans import Offsets, PromptSpans, prompt_spans, question_text
+from router.prompt.protected_spans import Offsets, PromptSpans, prompt_spans, task_text
 from router.prompt.units import with_units
 
 
@@ -38,6 +38,6 @@ class RenderedPrompt:
         known = (spans or self.spans(options)).layout
         return with_units(known, self.text, self.offsets, options, self.size)
 
-    def question_text(self, layout: TextLayout) -> str:
+    def task_text(self, layout: TextLayout) -> str:
         """The text in which the guard looks for a kind of question."""
-        return question_text(layout.question, self.chat, self.text, self.offsets)
+        return task_text(layout.questions, self.chat, self.text, self.offsets)

@@ -58,7 +58,7 @@ def with_units(
         return layout
     last = max(0, prompt_tokens - options.protect_last)
     protected = [*layout.protected.tolist(), (last, prompt_tokens)]
-    starts, indents, links = text_units(text, offsets, layout.rate_spans.ravel(), protected, layout.question)
+    starts, indents, links = text_units(text, offsets, layout.rate_spans.ravel(), protected, layout.questions)
     return replace(layout, units=starts, indents=indents, links=links)
 
 
@@ -67,15 +67,15 @@ def text_units(
     offsets: Offsets,
     edges: Iterable[int] = (),
     protected: Sequence[Span] = (),
-    question: Span | None = None,
+    questions: Int32Array | None = None,
 ) -> TextUnits:
     """The units of a text.
 
     A token belongs to the unit in which it begins. An indent is the number of spaces and tabs before the line's text,
     or between its number and its text. offsets: each token's half-open character range in `text`, [M, 2], M > 0.
     protected: half-open token ranges that are always kept. Their edges are borders of units too, and nothing links to
-    them. edges: further token positions that are borders of units; none lies outside the prompt. question: one of the
-    protected ranges, or a part of one.
+    them. edges: further token positions that are borders of units; none lies outside the prompt. questions: int32
+    [Q, 2], parts of protected ranges.
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).clip(max=0xFFFF).astype(np.uint16)
     lines = _Lines.of(codes, _line_numbers(text))
@@ -86,7 +86,7 @@ def text_units(
     strengths = np.zeros(begins.size + 1, np.int64)
     np.maximum.at(strengths, tokens, _strengths(codes, lines, places))
     starts = _cut(_joined(hard, np.setdiff1d(tokens, hard), strengths))
-    links = links_of(codes, begins, starts, ~mask_of(protected, begins.size), question)
+    links = links_of(codes, begins, starts, ~mask_of(protected, begins.size), questions)
     return TextUnits(starts.astype(np.int32), lines.at(begins[starts])[0].astype(np.int32), links)
 
 

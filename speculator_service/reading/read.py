@@ -1,4 +1,4 @@
-"""Reads a prompt in windows, each with the question after it (`windows`), on all replicas of the pool (`share`).
+"""Reads a prompt in windows, each with the questions after it (`windows`), on all replicas of the pool (`share`).
 
 A score is the attention of the retrieval heads to a token, a share of the whole attention of the window's question.
 The scores of all windows are compared as they are: what a window does not have goes to its first token and to the
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from kv_transfer.messages import Int32Array, SelectRequest
-from kv_transfer.windows import QUESTION_SHARE, Window, WindowsRequest, asks_for_windows, plan_of
+from kv_transfer.windows import QUESTION_SHARE, Window, WindowsRequest, asks_for_windows, plan_of, shares
 from speculator_service.engine import Scores, SpeculatorEngine
 from speculator_service.reading.peers import Peers, read_by_peer
 from speculator_service.reading.plan import windows_of
@@ -90,7 +90,7 @@ def _request(engine: SpeculatorEngine, request: SelectRequest, part: Sequence[Wi
         engine.info.path,
         request.token_ids[_places(part)],
         np.cumsum([end - start for start, end in part]).astype(np.int32),
-        _question(request),
+        *_questions(request),
         request.layout.frame,
         request.options,
         request.cache_salt,
@@ -99,10 +99,16 @@ def _request(engine: SpeculatorEngine, request: SelectRequest, part: Sequence[Wi
     )
 
 
-def _question(request: SelectRequest) -> Int32Array:
-    """The question's tokens; of a long question, as many from its beginning as from its end."""
-    assert request.layout.question is not None
-    asked, most = request.token_ids[slice(*request.layout.question)], request.options.window_tokens // QUESTION_SHARE
-    if asked.size <= most:
-        return asked
-    return np.concatenate([asked[: most - most // 2], asked[-(most // 2) :]])
+def _questions(request: SelectRequest) -> tuple[Int32Array, Int32Array]:
+    """The tokens of the questions, and where each ends. They share the room for the questions; of a long one, as many
+    tokens from its beginning as from its end."""
+    layout, room = request.layout, request.options.window_tokens // QUESTION_SHARE
+    assert layout.frame is not None
+    room -= (len(layout.questions) - 1) * layout.frame.joint.size
+    parts = [request.token_ids[first:end] for first, end in layout.questions.tolist()]
+    sizes = shares([part.size for part in parts], room)
+    read = [
+        np.concatenate([part[: size - size // 2], part[part.size - size // 2 :]])
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    return np.concatenate(read), np.cumsum(sizes).astype(np.int32)

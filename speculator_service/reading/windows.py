@@ -1,6 +1,6 @@
 """Reads windows: each is an ordinary scored request of the engine, and the engine batches them.
 
-The prompt of a window is `head + window + joint + question + tail` (`kv_transfer.layout.Frame`). Its positions begin
+The prompt of a window is `head + window + joint + questions + tail` (`kv_transfer.layout.Frame`). Its positions begin
 at 0. Its KV depends on nothing that stands before the window in the prompt, so the prefix cache serves the next
 question about the same text, in any prompt. No token is decoded.
 """
@@ -36,14 +36,19 @@ async def read_windows(engine: SpeculatorEngine, request: WindowsRequest) -> Win
 
 def _window(request: WindowsRequest, start: int, end: int) -> ScoreRequest:
     """The request of the window [start, end) of `request.token_ids`."""
-    frame, asked = request.frame, request.question
-    first = frame.head.size + end - start + frame.joint.size
-    parts = [frame.head, request.token_ids[start:end], frame.joint, asked, frame.tail]
+    frame = request.frame
+    parts, questions = [frame.head, request.token_ids[start:end]], []
+    size = frame.head.size + end - start
+    for asked in np.split(request.questions, request.question_ends[:-1]):
+        parts += [frame.joint, asked]
+        size += frame.joint.size + asked.size
+        questions.append((size - asked.size, size))
+    parts.append(frame.tail)
     return ScoreRequest(
         f"{request.request_id}.window{start}",
         np.concatenate(parts).astype(np.int32),
         request.options,
         cache_salt=request.cache_salt,
-        question=(int(first), int(first + asked.size)),
+        questions=tuple(questions),
         window=True,
     )

@@ -94,8 +94,9 @@ class Prompt:
 
     @cached_property
     def question(self) -> Span | None:
-        """`TextLayout.final_question`."""
-        return self.layout.final_question(~self.protected)
+        """From the first to the last of `TextLayout.final_questions`. Late units stand before it."""
+        found = self.layout.final_questions(~self.protected)
+        return (found[0][0], found[-1][1]) if found else None
 
     @cached_property
     def units(self) -> Units:

@@ -12,6 +12,8 @@ N documents, of which n(t) hold t; tf is how often the document holds t. The imp
 the documents that hold it.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -41,22 +43,29 @@ def with_lexical(
 
 
 def lexical_importance(
-    token_ids: Int32Array, question: Span, chunk_size: int, units: Int32Array | None = None
+    token_ids: Int32Array, questions: Sequence[Span], chunk_size: int, units: Int32Array | None = None
 ) -> Float32Array:
-    """float32 [M], not negative; all 0 if the text shares no term with the question.
+    """float32 [M], not negative: the best over the questions, each a share of its sum; all 0 if the text shares no term
+    with them.
 
     units: the first token of each unit of the text; None or empty if they are not known.
-    token_ids: int32 [M], at least 0. question: half-open span; its tokens are the terms. It is kept in any case, so it
-    is no part of the text that is searched: it would be the best match for itself.
+    token_ids: int32 [M], at least 0. questions: half-open spans; the tokens of each are its terms. They are kept in any
+    case, so they are no part of the text that is searched: they would be the best match for themselves.
     """
     text = token_ids.copy()
-    text[question[0] : question[1]] = NO_TERM
+    for first, end in questions:
+        text[first:end] = NO_TERM
     if units is not None and units.size:
         starts, ends = units.astype(np.int64), np.append(units[1:], token_ids.size).astype(np.int64)
     else:
         starts, ends = passages(token_ids.size, chunk_size)
-    scores = bm25(text, starts, ends, np.unique(token_ids[question[0] : question[1]]))
-    return _mean_of_passages(scores, starts, ends, token_ids.size)
+    best = np.zeros(token_ids.size, np.float32)
+    for first, end in questions:
+        scores = bm25(text, starts, ends, np.unique(token_ids[first:end]))
+        found = _mean_of_passages(scores, starts, ends, token_ids.size)
+        if mass := float(found.sum(dtype=np.float64)):
+            np.maximum(best, found / mass, out=best)
+    return best
 
 
 def passages(tokens: int, chunk_size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

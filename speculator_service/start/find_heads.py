@@ -13,6 +13,7 @@ from uuid import uuid4
 import torch
 
 from kv_transfer.messages import Int32Array
+from kv_transfer.spans import Span
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.source import public_name
@@ -35,7 +36,7 @@ class HeadReader(SpeculatorEngine, Protocol):
     """An engine that tells what each head looks at: `speculator_service.vllm_backend.engine.VllmSpeculator`."""
 
     async def head_masses(
-        self, request_id: str, token_ids: Int32Array, question: tuple[int, int] | None
+        self, request_id: str, token_ids: Int32Array, question: Span
     ) -> tuple[list[tuple[int, int]], torch.Tensor]: ...
 
     def use_heads(self, profile: HeadProfile | None) -> None: ...

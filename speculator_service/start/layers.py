@@ -78,5 +78,6 @@ async def _read(engine: SpeculatorEngine, prompt: Int32Array) -> Scores:
     """The scores of a window that is in no prefix cache. The last tokens are the question."""
     name, size = f"skim-start-layers-{uuid4().hex}", int(prompt.size)
     options = SelectionOptions(scoring="heads")
-    question = (size - 16, size)
-    return await engine.score(ScoreRequest(name, prompt, options, cache_salt=name, question=question, window=True))
+    return await engine.score(
+        ScoreRequest(name, prompt, options, cache_salt=name, questions=((size - 16, size),), window=True)
+    )

@@ -88,8 +88,8 @@ class TranslatingSpeculator(SpeculatorEngine):
         ahead = request.options.tokens_ahead
         self._check_length(int(reading.ids.size), ahead)
         translated = perf_counter() - began
-        question = None if request.question is None else reading.own_tokens(request.question)
-        scores = await self._engine.score(replace(request, token_ids=reading.ids, question=question))
+        questions = tuple(filter(None, map(reading.own_tokens, request.questions)))
+        scores = await self._engine.score(replace(request, token_ids=reading.ids, questions=questions))
         began = perf_counter()
         if request.keep_session:
             self._answers[request.request_id] = AnswerTranslation(self._translator, reading.end)

@@ -24,6 +24,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from kv_transfer.limits.speculator import check_ids, check_length, check_prompt
 from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.spans import Span
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo, check_speculator, inspect_model
 from skim_common.models.source import local_folder
@@ -120,7 +121,7 @@ class VllmSpeculator(SpeculatorEngine):
         )
         check_prompt(token_ids, options.tokens_ahead, self.info, self._vocab_size)
         asked = self._arguments.of(
-            options, int(token_ids.size), request.question, window=request.window and self.skips_layers
+            options, int(token_ids.size), request.questions, window=request.window and self.skips_layers
         )
         began = time.perf_counter()
         output, payload, importance = await self._scored(request.request_id, token_ids, asked, cache_salt)
@@ -198,7 +199,7 @@ class VllmSpeculator(SpeculatorEngine):
         return await self._engine.collective_rpc("speculator_stats")
 
     async def head_masses(
-        self, request_id: str, token_ids: Int32Array, question: tuple[int, int] | None
+        self, request_id: str, token_ids: Int32Array, question: Span
     ) -> tuple[list[tuple[int, int]], torch.Tensor]:
         """The attention mass of every head that can score, to find a head profile.
 
@@ -209,7 +210,7 @@ class VllmSpeculator(SpeculatorEngine):
         heads = (await self._engine.collective_rpc("scored_heads"))[0]
         found = []
         for last in (False, True):
-            asked = self._arguments.of_each_head(heads, int(token_ids.size), question, last=last)
+            asked = self._arguments.of_each_head(heads, int(token_ids.size), [question], last=last)
             found.append((await self._scored(f"{request_id}-{last}", token_ids, asked, None))[2])
         return [(layer, head) for layer, head in heads], torch.stack(found).view(2, len(heads), -1)
 

@@ -14,6 +14,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from speculator_service.scoring.heads import head_weights, row_weights
 from speculator_service.scoring.paged import HeadsOfLayer, PagedScoring
+from speculator_service.scoring.score_queries import ScoreQueries
 from speculator_service.vllm_backend.capture.key_reader import KeyReader
 from speculator_service.vllm_backend.capture.latent_attention import absorbed
 from speculator_service.vllm_backend.capture.query_capture import ScoredLayer, attention_formula
@@ -47,24 +48,28 @@ class HeadScoring:
         return [(layer, head) for layer in self._index for head in range(count)]
 
     def score(self, request: ScoredRequest) -> torch.Tensor:
-        """Importance [M] (`scoring.heads`); with the option `apart`, the mass of each asked head [n, M].
+        """Importance [M] (`scoring.heads`), the best over the questions; with the option `apart`, the mass of each
+        asked head [n, M].
 
         A head in a layer that does not attend to the whole prompt scores nothing.
         """
-        asked = request.options["heads"]
-        shape = (len(asked), request.prompt) if request.options["apart"] else (request.prompt,)
-        masses = torch.zeros(shape, device=self._missing.device)
+        asked, apart = request.options["heads"], request.options["apart"]
+        groups = _query_groups(request.needed)
+        shape = (len(asked), request.prompt) if apart else (request.prompt,)
+        masses = torch.zeros((len(groups), *shape), device=self._missing.device)
         if own := self._own([(layer, head) for layer, head, _ in asked]):
             places = [place for layer in own for place in layer.places]
-            read = self._reads(request, own)
-            if request.options["apart"]:
-                masses[places] = self._scoring.masses(*read)
-            else:
-                weights = head_weights([weight for *_, weight in asked])[places]
-                masses = self._scoring.weighted_mass(read[0], weights.to(masses.device), *read[1:])
+            layers = self._layers_read(request, own)
+            weights = head_weights([weight for *_, weight in asked])[places].to(masses.device)
+            for number, group in enumerate(groups):
+                read = self._reads(request, layers, group)
+                if apart:
+                    masses[number, places] = self._scoring.masses(*read)
+                else:
+                    masses[number] = self._scoring.weighted_mass(read[0], weights, *read[1:])
         if get_tp_group().world_size > 1:
             torch.distributed.all_reduce(masses, group=get_tp_group().device_group)
-        return masses
+        return masses.amax(0)
 
     def _own(self, asked: Sequence[tuple[int, int]]) -> list[_Own]:
         count = self._layers[0].num_heads
@@ -77,12 +82,9 @@ class HeadScoring:
                 own.places.append(place)
         return list(found.values())
 
-    def _reads(
-        self, request: ScoredRequest, own: Sequence[_Own]
-    ) -> tuple[list[HeadsOfLayer], torch.Tensor, torch.Tensor]:
-        """Queries and keys of each layer in `own`, and the weight and the number of visible keys of each query."""
-        needed, device = request.needed, self._missing.device
-        captured = [request.queries.get(position, self._missing) for position in (*needed.rows, *needed.steps)]
+    def _layers_read(self, request: ScoredRequest, own: Sequence[_Own]) -> list[HeadsOfLayer]:
+        """All captured queries and the keys of each layer in `own`."""
+        captured = [request.queries.get(at, self._missing) for at in (*request.needed.rows, *request.needed.steps)]
         queries = torch.stack(captured, dim=1)
         layers = [self._layers[each.layer] for each in own]
         keys = self._keys.read(layers, request.blocks, request.prompt)
@@ -96,6 +98,25 @@ class HeadScoring:
                 formula = formula._replace(sinks=formula.sinks[each.heads])
             group = layer.num_heads // of_layer.shape[0]
             reads.append(HeadsOfLayer(asking[:, each.heads], of_layer, [head // group for head in each.heads], formula))
-        weights = row_weights(request.options["question"], request.options["last"], len(needed.rows))
-        visible = torch.tensor(needed.visible(request.prompt))
+        return reads
+
+    def _reads(
+        self, request: ScoredRequest, layers: Sequence[HeadsOfLayer], group: Sequence[int]
+    ) -> tuple[list[HeadsOfLayer], torch.Tensor, torch.Tensor]:
+        """The layers with the queries of `group` alone, and the weight and the number of visible keys of each query."""
+        needed, device = request.needed, self._missing.device
+        reads = [layer._replace(queries=layer.queries[list(group)]) for layer in layers]
+        rows = len(group) - len(needed.steps)
+        weights = row_weights(request.options["question"], request.options["last"], rows)
+        visible = torch.tensor(needed.visible(request.prompt))[list(group)]
         return reads, weights.to(device), visible.to(device, non_blocking=True)
+
+
+def _query_groups(needed: ScoreQueries) -> list[list[int]]:
+    """Which queries score the prompt together: the rows of one question, and all steps. Numbers of queries."""
+    rows = len(needed.rows)
+    steps, groups, first = [*range(rows, needed.count)], [], 0
+    for of_one in needed.by_question:
+        groups.append([*range(first, first + len(of_one)), *steps])
+        first += len(of_one)
+    return groups or [steps]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_transfer.options import SelectionOptions
+from kv_transfer.spans import Span
 from skim_common.errors import ModelError
 from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import ModelInfo, text_config
@@ -53,10 +54,10 @@ class ScoreArguments:
         return options.model_copy(update={"scoring": "attention"})
 
     def of(
-        self, options: SelectionOptions, prompt: int, question: tuple[int, int] | None, *, window: bool = False
+        self, options: SelectionOptions, prompt: int, questions: Sequence[Span], *, window: bool = False
     ) -> dict[str, Any]:
         """For a prompt of `prompt` tokens. options: `possible` ones. window: as in ScoreRequest."""
-        needed = ScoreQueries.of(options, prompt, question)
+        needed = ScoreQueries.of(options, prompt, questions)
         if options.scoring != "heads":
             how = options.model_dump(include={"pool_kernel", "layers", "aggregation"})
             return {**how, **_queries(needed, options.tokens_ahead)}
@@ -67,10 +68,10 @@ class ScoreArguments:
         return {**asked, "depth": 1 + max(head.layer for head in profile.heads)} if window else asked
 
     def of_each_head(
-        self, heads: Sequence[tuple[int, int]], prompt: int, question: tuple[int, int] | None, *, last: bool
+        self, heads: Sequence[tuple[int, int]], prompt: int, questions: Sequence[Span], *, last: bool
     ) -> dict[str, Any]:
         """The mass of each of these (layer, head): of the rows of the question or of the last token."""
-        needed = ScoreQueries.of(SelectionOptions(scoring="heads"), prompt, question)
+        needed = ScoreQueries.of(SelectionOptions(scoring="heads"), prompt, questions)
         asked = [(layer, head, 1.0) for layer, head in heads]
         return _by_heads(needed, asked, float(not last), float(last), apart=True)
 
@@ -79,13 +80,13 @@ def _by_heads(
     needed: ScoreQueries, heads: Sequence[tuple[int, int, float]], question: float, last: float, *, apart: bool
 ) -> dict[str, Any]:
     if not question:
-        needed = ScoreQueries(range(0), needed.steps)  # the prefix cache may hold the question
+        needed = ScoreQueries((), needed.steps)  # the prefix cache may hold the question
     return {"heads": heads, "question": question, "last": last, "apart": apart, **_queries(needed, 0)}
 
 
 def _queries(needed: ScoreQueries, look_ahead: int) -> dict[str, Any]:
     return {
         "look_ahead": look_ahead,
-        "rows": (needed.rows[0], needed.rows[-1] + 1) if needed.rows else (0, 0),
+        "rows": [(rows[0], rows[-1] + 1) for rows in needed.by_question],
         "steps": len(needed.steps),
     }

@@ -240,7 +240,7 @@ class SpeculatorWorker(RestoringWorker):
         shape = (len(self._layers), self._layers[0].num_heads, query_size(self._layers[0]))
         query = torch.zeros(shape, dtype=self.model_config.dtype, device=self.device)
         for look_ahead in (options.look_ahead, *(steps - 1 for steps in step_counts)):
-            asked = {**options.model_dump(), "look_ahead": look_ahead, "rows": (0, 0), "steps": look_ahead + 1}
+            asked = {**options.model_dump(), "look_ahead": look_ahead, "rows": [], "steps": look_ahead + 1}
             queries = dict.fromkeys(range(look_ahead + 1), query)
             self._attention(ScoredRequest("", 1, asked, [0], queries), slice(None))
         own = [(layer, head, 1.0) for layer, head in self._heads.all_heads()]  # this rank has some of them
@@ -250,7 +250,7 @@ class SpeculatorWorker(RestoringWorker):
             "last": 1.0,
             "apart": False,
             "look_ahead": 0,
-            "rows": (0, 0),
+            "rows": [],
             "steps": 1,
         }
         self._heads.score(ScoredRequest("", 1, asked, [0], {0: query}))

@@ -17,7 +17,7 @@ from speculator_service.scoring.score_queries import MAX_QUESTION_ROWS, ScoreQue
 SCORE_ARG = "skim_score"
 """Key in `SamplingParams.extra_args`: {look_ahead, rows, steps, eos_token_ids}, and how the attention is scored.
 
-look_ahead: number of decoded tokens. rows: the half-open span of the question's rows. steps: the number of steps.
+look_ahead: number of decoded tokens. rows: the half-open span of each question's rows. steps: the number of steps.
 All heads: {pool_kernel, layers, aggregation}. Some heads (`head_scoring`): {heads, question, last, apart}; heads has
 [layer, head, weight] each, question and last are the weights of the rows, and apart asks for the mass of each head.
 depth: the number of layers that the request needs (`depth`); without it, all.
@@ -47,7 +47,8 @@ class ScoredRequest:
 
     def __post_init__(self) -> None:
         last = self.prompt + self.look_ahead
-        self.needed = ScoreQueries(range(*self.options["rows"]), range(last - self.options["steps"], last))
+        rows = tuple(range(*span) for span in self.options["rows"])
+        self.needed = ScoreQueries(rows, range(last - self.options["steps"], last))
 
     @property
     def look_ahead(self) -> int:
@@ -141,8 +142,8 @@ class RequestLedger:
             left_out = set(rows[:-share])
             if left_out:
                 rows = rows[-share:]
-                kept = [row for row in request.needed.rows if row not in left_out]
-                request.needed = ScoreQueries(kept, request.needed.steps)
+                kept = ([row for row in of_one if row not in left_out] for of_one in request.needed.by_question)
+                request.needed = ScoreQueries(tuple(filter(None, kept)), request.needed.steps)
             if part.end - 1 in request.needed.steps:
                 rows = [*rows, part.end - 1]
             found += [Wanted(request, position, self._slot(request, position)) for position in rows]

@@ -36,5 +36,4 @@ def _first_row(request: Request) -> int | None:
     """The position of the first question row; None if the request needs none."""
     params = request.sampling_params
     scored = (params.extra_args or {}).get(SCORE_ARG) if params else None
-    first, end = scored["rows"] if scored else (0, 0)
-    return first if first < end else None
+    return min((first for first, _ in scored["rows"]), default=None) if scored else None

@@ -115,7 +115,9 @@ async def test_the_start_probe_of_a_target_asks_for_no_more_than_its_engine_show
 async def test_windows_for_another_replica_are_accepted_and_then_scores():
     actor, empty = await speculator(head_profile=True), np.empty(0, np.int32)
     path = decode(await actor.info(), ModelInfo).path
-    request = WindowsRequest("r", path, IDS, np.array([150, 400], np.int32), IDS[:5], Frame(*[empty] * 3), HEADS)
+    request = WindowsRequest(
+        "r", path, IDS, np.array([150, 400], np.int32), IDS[:5], np.array([5], np.int32), Frame(*[empty] * 3), HEADS
+    )
     accepted, reply = [message async for message in actor.read_windows(encode(request))]
     assert accepted == ACCEPTED
     assert decode(reply, WindowScores).importance.size == 400

@@ -24,7 +24,14 @@ POOL = DeploymentID("speculator", "skim")
 IDS = [ReplicaID(name, POOL) for name in ("one", "two", "three")]
 EMPTY = np.empty(0, np.int32)
 REQUEST = WindowsRequest(
-    "r", "model", np.arange(5, dtype=np.int32), np.array([5], np.int32), EMPTY, Frame(*[EMPTY] * 3), SelectionOptions()
+    "r",
+    "model",
+    np.arange(5, dtype=np.int32),
+    np.array([5], np.int32),
+    EMPTY,
+    EMPTY,
+    Frame(*[EMPTY] * 3),
+    SelectionOptions(),
 )
 SCORES = encode(WindowScores(np.arange(5, dtype=np.float32), 1.5, 3))
 

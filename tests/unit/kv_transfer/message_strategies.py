@@ -157,13 +157,14 @@ model_infos = st.builds(ModelInfo, names, names, ids, names, ids, ids, names, re
 def windows_requests(draw: st.DrawFn) -> WindowsRequest:
     sizes = draw(st.lists(st.integers(1, 9), max_size=6))
     token_ids = draw(arrays(np.int32, sum(sizes), elements=ids))
-    ends = np.cumsum(sizes).astype(np.int32)
+    asked = draw(st.lists(st.integers(1, 5), max_size=3))
     return WindowsRequest(
         draw(names),
         draw(names),
         token_ids,
-        ends,
-        draw(id_arrays()),
+        np.cumsum(sizes).astype(np.int32),
+        draw(arrays(np.int32, sum(asked), elements=ids)),
+        np.cumsum(asked).astype(np.int32),
         draw(frames),
         draw(options),
         draw(st.none() | names),

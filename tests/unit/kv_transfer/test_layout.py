@@ -9,12 +9,13 @@ from skim_common.errors import InvalidRequestError
 from tests.unit.kv_transfer.layouts import layout_of, pairs
 
 
-def test_the_last_question_counts_if_all_that_may_be_dropped_stands_before_it():
-    two = TextLayout(questions=pairs([(2, 4), (7, 9)]))
-    assert two.question == (7, 9)
-    assert NO_LAYOUT.question is None
-    before, behind = np.arange(10) < 7, np.arange(10) < 10
-    assert [two.final_question(droppable) for droppable in (before, behind)] == [(7, 9), None]
+def test_final_questions_stand_after_all_that_may_be_dropped():
+    three = TextLayout(questions=pairs([(2, 4), (5, 6), (7, 9)]))
+    ends = [0, 4, 5, 6, 9, 10]
+    found = [three.final_questions(np.arange(10) < end) for end in ends]
+    assert [len(questions) for questions in found] == [3, 3, 2, 2, 1, 0]
+    assert found[2] == ((5, 6), (7, 9))
+    assert NO_LAYOUT.final_questions(np.ones(10, bool)) == ()
 
 
 def test_protected_and_last_tokens_are_always_kept():

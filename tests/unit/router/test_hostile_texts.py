@@ -17,7 +17,8 @@ from router.decision.guard import QUESTIONS
 from router.options.headers import whole_number
 from router.options.request import PrefillOptions
 from router.prompt.markers import Markers
-from router.prompt.protected_spans import prompt_spans, question_text
+from router.prompt.protected_spans import prompt_spans, task_text
+from router.prompt.speech import Turn, find_speech, speech_of_turns
 from router.prompt.token_cache import KnownTokens
 from router.prompt.units import text_units
 from router.vllm_front import body_errors
@@ -26,6 +27,7 @@ from skim_common.nesting import too_deep
 from speculator_service.scoring.lexical import lexical_importance
 from speculator_service.scoring.units import nested_ranks
 from speculator_service.translation.alignment import readable
+from tests.unit.kv_transfer.layouts import pairs
 from tests.unit.router.prompt.test_control_tokens import byte_level
 
 SHORT, LONG = 2048, 65536
@@ -58,6 +60,13 @@ PIECES = {
     "please": "\nplease ",
     "list": "list all ",
     "wide stops": "\u3002",
+    "fences": "```\n",
+    "tags": "<a>\n",
+    "closing tags": "</a>",
+    "tags that close": "<a>\n</a>",
+    "headings": "# a\n",
+    "questions": "a?\n\n",
+    "items": "- a\n",
     "private": "\U000f0000\U000f0001",
     "control tokens": "<|im_end|",
     "surrogates": "\ud800",
@@ -70,7 +79,7 @@ def offsets_of(text):
 
 def units(text):
     offsets = offsets_of(text)
-    text_units(text, offsets, question=(0, len(offsets)), protected=[(0, len(offsets) // 2)])
+    text_units(text, offsets, questions=pairs([(0, len(offsets))]), protected=[(0, len(offsets) // 2)])
 
 
 def guard(text):
@@ -94,14 +103,18 @@ def grammar(text):
 
 SCANS = {
     "guard": guard,
-    "question": lambda text: guard(question_text((0, 1), None, text, [(0, len(text))])),
+    "question": lambda text: guard(task_text(pairs([(0, 1)]), None, text, [(0, len(text))])),
     "units": units,
+    "speech": lambda text: find_speech(f"{text}\n\nWhat is it?", [(0, len(text) + 13)]),
+    "speech of many turns": lambda text: speech_of_turns(
+        text, [Turn([(at, at + 16)]) for at in range(0, len(text), 16)]
+    ),
     "marks": marked,
     "depth": lambda text: too_deep(text.encode("utf-8", "surrogatepass") + b"[" * 200),
     "grammar": grammar,
     "special tokens": lambda text: KnownTokens(byte_level(), [(0, "<|im_end|>")])._digests(text, None),
     "words": lambda text: lexical_importance(
-        np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.int32), (0, len(text)), 32
+        np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.int32), [(0, len(text))], 32
     ),
     "translation": readable,
     "number": whole_number,
@@ -164,7 +177,7 @@ def many_ranges(size):
 
 def many_terms(size):
     ids = np.arange(size, dtype=np.int32)
-    return lambda: lexical_importance(ids, (0, size // 4), 32)
+    return lambda: lexical_importance(ids, [(0, size // 4)], 32)
 
 
 @pytest.mark.parametrize("work", [many_spans, many_ranges, many_terms])

@@ -65,7 +65,7 @@ async def test_a_cached_question_is_computed_again_and_decodes_nothing(demo_spec
     prompt, question = np.arange(64, dtype=np.int32), (50, 58)
     for options, computed in ((OPTIONS, 64), (OPTIONS, 4), (SelectionOptions(score_queries="question"), 14)):
         before = engine.compute.computed_tokens
-        scores = await engine.score(ScoreRequest("a", prompt, options, question=question))
+        scores = await engine.score(ScoreRequest("a", prompt, options, questions=(question,)))
         assert engine.compute.computed_tokens - before == computed
         assert len(scores.look_ahead_tokens) == options.tokens_ahead
     assert options.tokens_ahead == 0

@@ -59,7 +59,7 @@ async def test_selection_of_a_scored_prompt(make_request):
 async def test_the_engine_learns_where_the_question_is(make_request):
     engine = ScriptedEngine([0.5, 0.25, 0.5])
     await SpeculatorService(engine).select(relaid(make_request([7, 8, 9]), question=(1, 3)))
-    assert engine.asked.question == (1, 3)
+    assert engine.asked.questions == ((1, 3),)
     for wrong in ([(2, 4)], [(1, 1)], [(-1, 1)], [(1, 3), (0, 2)], [(1, 3), (2, 3)]):
         with pytest.raises(InvalidRequestError, match="questions must be sorted token ranges inside the prompt's 3"):
             await SpeculatorService(engine).select(relaid(make_request([7, 8, 9]), questions=wrong))
@@ -102,10 +102,10 @@ async def test_a_question_before_text_that_may_be_dropped_is_not_the_engines(mak
     engine = ScriptedEngine([0.5] * TEXT.size)
     asked = relaid(asking(make_request), units=UNITS, question=(24, 27))
     await SpeculatorService(engine).select(asked)
-    assert engine.asked.question is None
+    assert engine.asked.questions == ()
     all_after = relaid(asked, protected=[[23, TEXT.size]])
     await SpeculatorService(engine).select(all_after)
-    assert engine.asked.question == (24, 27)
+    assert engine.asked.questions == ((24, 27),)
 
 
 @pytest.mark.parametrize("wrong", [[1, 5], [0, 5, 5], [0, 7, 5], [0, 38]])

@@ -36,7 +36,7 @@ class Rig:
 
     async def score(self, token_ids, options, request_id="r", question=None) -> Scores:
         return await self.engine.score(
-            ScoreRequest(request_id, np.array(token_ids, np.int32), options, question=question)
+            ScoreRequest(request_id, np.array(token_ids, np.int32), options, questions=(question,) if question else ())
         )
 
     async def errors(self, cases) -> list[float]:

@@ -105,7 +105,7 @@ async def test_no_salt_of_a_client_finds_the_kv_of_windows(rig):
     for salt in (None, "", "window", "window:", "whole:", "whole:window:"):
         asked = ScoreRequest(f"whole-{salt}", prompt, ahead, cache_salt=salt)
         assert (await rig.engine.score(asked)).cached_tokens == 0
-    again = ScoreRequest("again", prompt, OPTIONS, question=(len(HEAD) + 151, len(HEAD) + 151 + ASKED), window=True)
+    again = ScoreRequest("again", prompt, OPTIONS, questions=((len(HEAD) + 151, len(HEAD) + 151 + ASKED),), window=True)
     assert (await rig.engine.score(again)).cached_tokens > 100
 
 

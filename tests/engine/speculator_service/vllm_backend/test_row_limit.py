@@ -28,7 +28,7 @@ def scheduled(**requests):
 
 def test_a_step_with_too_many_rows_keeps_the_last_of_each_question():
     ledger = RequestLedger(block_size=4, rows=8)
-    step = scheduled(a=(20, (10, 16), 0, 20), b=(30, (0, 3), 2, 30), c=(9, (1, 9), 0, 5), d=(9, (8, 9), 0, 5))
+    step = scheduled(a=(20, [(10, 16)], 0, 20), b=(30, [(0, 3)], 2, 30), c=(9, [(1, 9)], 0, 5), d=(9, [(8, 9)], 0, 5))
     computed = ledger.update(step)
     assert [part.is_last for part in computed] == [True, False, False, False]
     wanted = ledger.wanted(computed)
@@ -42,6 +42,12 @@ def test_a_step_with_too_many_rows_keeps_the_last_of_each_question():
 
 def test_a_step_with_few_rows_takes_all():
     ledger = RequestLedger(block_size=4, rows=8)
-    wanted = ledger.wanted(ledger.update(scheduled(a=(20, (10, 16), 0, 20))))
+    wanted = ledger.wanted(ledger.update(scheduled(a=(20, [(10, 16)], 0, 20))))
     assert [one.position for one in wanted] == [10, 11, 12, 13, 14, 15]
     assert ledger.wanted([]) == []
+
+
+def test_a_step_with_too_many_rows_keeps_the_last_rows_of_several_questions():
+    ledger = RequestLedger(block_size=4, rows=4)
+    ledger.wanted(ledger.update(scheduled(a=(20, [(1, 4), (10, 13)], 0, 20))))
+    assert [[*rows] for rows in ledger.requests["a"].needed.by_question] == [[3], [10, 11, 12]]

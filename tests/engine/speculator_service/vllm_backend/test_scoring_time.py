@@ -39,7 +39,7 @@ def finish(done: list[str], *, driver: bool) -> tuple[dict[str, Any], float]:
         _scoring_ms=0.0,
         _score=lambda request: done.append("score"),
     )
-    options = {"look_ahead": 0, "rows": (0, 0), "steps": 1}
+    options = {"look_ahead": 0, "rows": [], "steps": 1}
     computed = [Computed(ScoredRequest(id, 4, options, [0], {}, {}, 0.0), 0, 4) for id in "ab"]
     output: Any = SimpleNamespace(sampled_token_ids=[[], []], req_id_to_index={"a": 0, "b": 1})
     return SpeculatorWorker._finish(rank, [(computed, output)]), rank._scoring_ms

@@ -68,8 +68,8 @@ class Life:
         # A question's tokens are computed, also if they are cached.
         question = self.rng.random() < 0.3
         options = SelectionOptions(look_ahead=4, score_queries="both" if question else "look_ahead")
-        rows = (ids.size // 2, max(ids.size // 2 + 1, ids.size - 10)) if question else None
-        await self.engine.score(ScoreRequest(name, ids, options, cache_salt=salt, keep_session=True, question=rows))
+        rows = ((ids.size // 2, max(ids.size // 2 + 1, ids.size - 10)),) if question else ()
+        await self.engine.score(ScoreRequest(name, ids, options, cache_salt=salt, keep_session=True, questions=rows))
         return (engine_salt(salt), None), ids
 
     async def round(self, name, keys, prompt, answer):
@@ -212,7 +212,7 @@ async def test_two_equal_questions_in_one_step_copy_no_block(start):
     simulated._arrivals = itertools.repeat(0)  # both come before the next step
 
     def ask(name):
-        return engine.score(ScoreRequest(name, prompt, SelectionOptions(score_queries="question"), question=(70, 90)))
+        return engine.score(ScoreRequest(name, prompt, SelectionOptions(score_queries="question"), questions=((70, 90),)))
 
     await asyncio.gather(ask("first"), ask("second"))
     assert (simulated.steps, simulated.wrong_reads, simulated.copied) == (1, 0, 0)

@@ -46,7 +46,7 @@ def test_messages_are_rendered_by_the_chat_template(tokenizer):
     kept = tokenizer.decode(prompt.token_ids[sorted(protected(layout))])
     assert document.question in kept
     assert document.record_sentence not in kept
-    assert document.question in tokenizer.decode(prompt.token_ids[slice(*layout.question)])
+    assert document.question in tokenizer.decode(prompt.token_ids[slice(*layout.questions[-1])])
 
 
 def test_of_text_and_token_ids_the_first_token_is_protected(tokenizer):
@@ -56,7 +56,7 @@ def test_of_text_and_token_ids_the_first_token_is_protected(tokenizer):
     assert from_text.token_ids.tolist() == from_ids.token_ids.tolist() == tokenizer(text).input_ids
     for one in (from_text, from_ids):
         assert protected(one.layout(DEFAULTS)) == {0}
-        assert one.layout(DEFAULTS).question is None
+        assert len(one.layout(DEFAULTS).questions) == 0
 
 
 def test_texts_have_units_and_token_ids_have_none(tokenizer, document):
@@ -163,7 +163,7 @@ def test_a_template_that_refuses_a_lone_user_message(tokenizer, document, monkey
     wants_system = "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}"
     monkeypatch.setattr(tokenizer, "chat_template", wants_system + tokenizer.chat_template)
     prompt = render(chat, tokenizer)
-    assert (prompt.chat.frame, prompt.layout(DEFAULTS).question is None) == (None, False)
+    assert (prompt.chat.frame, len(prompt.layout(DEFAULTS).questions)) == (None, 1)
 
 
 def test_spans_that_overlap_count_once():

@@ -82,7 +82,7 @@ async def test_bm25_finds_shared_words_and_no_others(keep, sample, made, tokeniz
         prompt = render(other, tokenizer, ANY_LENGTH)
         found, _ = await keep("bm25", 0.05, other, prompt)
         kept.append(other.quiz.evidence[0] in tokenizer.decode(found.token_ids))
-    assert sum(kept) < 3
+    assert sum(kept) <= 3
 
 
 async def test_an_embedding_ranks_by_meaning(keep, sample, tokenizer):

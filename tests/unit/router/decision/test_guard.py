@@ -13,7 +13,7 @@ from router.dispatch.request import Request
 from router.dispatch.state import CallState
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
-from router.prompt.protected_spans import question_text
+from router.prompt.protected_spans import task_text
 from skim_common.errors import InvalidRequestError
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.kv_transfer.layouts import layout_of
@@ -121,11 +121,11 @@ class Reading:
 
     def __init__(self, monkeypatch):
         self.count = 0
-        monkeypatch.setattr("router.prompt.rendered.question_text", self.read)
+        monkeypatch.setattr("router.prompt.rendered.task_text", self.read)
 
     def read(self, *args):
         self.count += 1
-        return question_text(*args)
+        return task_text(*args)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def forecasts(model, replicas, *, windows=True, sizes=(1000, 16_000), turns=Fals
             forecaster.know("speculator", info, replicas)
             if turns and step % 2:
                 ids = request.token_ids.copy()
-                ids[slice(*request.layout.question)] = step
+                ids[slice(*request.layout.questions[-1])] = step
                 request = replace(request, request_id=f"r{step}", token_ids=ids)
             else:
                 size = round(sizes[0] * (sizes[1] / sizes[0]) ** choose.random())

@@ -142,7 +142,7 @@ async def test_of_a_chat_only_contents_are_dropped():
     pools = LocalPools()
     await run(pools, chat, keep_rate=0.01, protect_last=1)
     assert pools.selects[0].layout.protected.tolist() == [[0, 6], [406, len(text)]]
-    assert pools.selects[0].layout.question == (416, 420)
+    assert pools.selects[0].layout.questions.tolist() == [[416, 420]]
     dropped = set(range(len(text))) - set(pools.generates[0].prompt.positions.tolist())
     assert dropped
     assert dropped <= set(range(6, 406))

@@ -63,11 +63,11 @@ async def test_the_option_has_the_same_effect_on_every_endpoint(client, pools, d
     assert len(pools.selects) == len(pools.generates) == 4
     assert kept == [kept[0]] * 4
     # The turns of a chat show its question; a raw prompt has none.
-    *questions, of_raw_prompt = (request.layout.question for request in pools.selects)
+    *questions, of_raw_prompt = (request.layout.questions.tolist() for request in pools.selects)
     assert questions == [questions[0]] * 3
     tokenizer = AutoTokenizer.from_pretrained(MODELS / "target")
-    assert tokenizer.decode(pools.selects[0].token_ids[slice(*questions[0])]).strip() == document.question
-    assert of_raw_prompt is None
+    assert tokenizer.decode(pools.selects[0].token_ids[slice(*questions[0][0])]).strip() == document.question
+    assert of_raw_prompt == []
     assert kept[0][1] == str(len(kept[0][0]))
     assert 0.5 < len(kept[0][0]) / document.prompt_tokens < 0.56
 

@@ -213,7 +213,7 @@ async def test_each_content_part_has_its_own_keep(tools_app, results, path):
     assert abs(kept - 0.5 * (end - start)) <= 33
     # The question of a question part is known, also where a long part stands after it.
     asked = await ask(tools_app, path, parts_body(path, [{"text": QUESTION}, {"text": second, "keep": 0.5}]))
-    assert QUESTION in tools_app.tokenizer.decode(asked.select.token_ids[slice(*asked.select.layout.question)])
+    assert QUESTION in tools_app.tokenizer.decode(asked.select.token_ids[slice(*asked.select.layout.questions[-1])])
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])

@@ -16,10 +16,11 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from kv_transfer.spans import mask_of
 from router.options.request import PrefillOptions
+from router.prompt.blocks import SHORT_TEXT
 from router.prompt.contents import Content, MarkedChat, changed, without_marks
 from router.prompt.keep_fields import messages_with_keeps
 from router.prompt.markers import Markers
-from router.prompt.protected_spans import LONG_TURN_CHARS, prompt_spans
+from router.prompt.protected_spans import prompt_spans
 
 FOLDER = Path(__file__).parents[1] / "templates"
 TEMPLATES = {path.stem: path.read_text() for path in FOLDER.rglob("*.jinja")}
@@ -36,7 +37,7 @@ TOOLS = [{"type": "function", "function": {"name": "Read", "description": "user:
 WITH_PARTS = ("llama3", "gemma")
 """Short forms that take a list of parts. For the others, the front joins the parts first."""
 OPTIONS = PrefillOptions(keep_short=0)
-LONG = "A line of text.\n" * (LONG_TURN_CHARS // 12)
+LONG = "A line of text.\n" * (SHORT_TEXT // 12)
 
 # Few different texts, so that contents repeat each other, the roles, the tools and the templates.
 MARKUP = [
@@ -146,14 +147,13 @@ def test_nothing_but_contents_can_be_dropped(template, data, with_tools):
     # The pieces can stand together again, as they stood in the content.
     whole = {i for core in cut for i in places_of(core, text)}
     assert droppable <= contents | whole
-    if spans.layout.question:
-        assert droppable.isdisjoint(range(*spans.layout.question))
+    for question in spans.layout.questions:
+        assert droppable.isdisjoint(range(*question))
     if spans.unmapped:
         assert not droppable
     elif not spans.lost and messages[-1]["role"] != "user":
-        # Nothing of what may be dropped is missing: all contents but those of the last user turn.
-        last = max(i for i, message in enumerate(messages) if message["role"] == "user")
-        earlier = {i for c in chat.contents if c.message != last for a, b in c.spans for i in range(a, b)}
+        # Nothing of what may be dropped is missing: all contents but those of users, which may be speech.
+        earlier = {i for c in chat.contents if c.role != "user" for a, b in c.spans for i in range(a, b)}
         assert earlier - {0} <= droppable
         assert contents <= {i for c in chat.contents for a, b in c.spans for i in range(a, b)} <= contents | whole
 

@@ -20,7 +20,7 @@ def linked(lines, droppable=None, question=None):
     text = "".join(f"{line}\n" for line in lines)
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).clip(max=0xFFFF).astype(np.uint16)
     starts = np.cumsum([0, *(len(line) + 1 for line in lines)])
-    asked = None if question is None else (int(starts[question]), int(starts[question + 1]))
+    asked = None if question is None else starts[None, question : question + 2].astype(np.int32)
     may_drop = np.repeat([True] * len(lines) if droppable is None else droppable, [len(line) + 1 for line in lines])
     return links_of(codes, np.arange(len(text)), starts[:-1], may_drop, asked).tolist()
 

@@ -11,13 +11,14 @@ from transformers import AutoTokenizer
 
 from kv_transfer.spans import mask_of
 from router.options.request import PrefillOptions
+from router.prompt.blocks import SHORT_TEXT
 from router.prompt.contents import MarkedChat, without_marks
 from router.prompt.keep_fields import messages_with_keeps
-from router.prompt.protected_spans import LONG_TURN_CHARS, chat_chars, prompt_spans
+from router.prompt.protected_spans import chat_chars, prompt_spans
 from tests.reference.tokenizers_by_kind import model_without_weights
 from tests.unit.router.conftest import MODELS
 
-LONG = "The dog chased a grey leaf across the bridge. " * (LONG_TURN_CHARS // 40)
+LONG = "The dog chased a grey leaf across the bridge. " * (SHORT_TEXT // 40)
 QUESTION = "What is the price of the golden kettle?"
 
 
@@ -53,9 +54,9 @@ class Chat:
         """The parts of the text that may be dropped."""
         return [self.text[start:end] for (start, end), _ in self.chars.compressible]
 
-    def question(self):
-        """The question's text, None if it is unknown."""
-        return None if self.chars.question is None else self.text[slice(*self.chars.question)]
+    def tasks(self):
+        """The texts that can be the task."""
+        return [self.text[slice(*task)] for task in self.chars.tasks]
 
     def spans(self, offsets):
         return prompt_spans(len(offsets), self.options, self.contents, self.text, offsets)
@@ -82,7 +83,7 @@ SYSTEM = {"role": "system", "content": "Be short. " + LONG}
 
 
 def test_earlier_turns_are_material_and_the_rest_is_not():
-    messages = [SYSTEM, user("One."), assistant("Two."), {"role": "tool", "content": "Three."}, user(QUESTION)]
+    messages = [SYSTEM, user("One."), {"role": "tool", "content": "Two."}, assistant("Three."), user(QUESTION)]
     assert Chat(messages, tools="{tool: Two}").dropped() == ["One.", "Two.", "Three."]
 
 
@@ -99,35 +100,58 @@ def test_system_prompts_stay_wherever_they_stand(role):
 
 def test_a_short_last_turn_is_all_question():
     assert Chat([user(QUESTION)]).dropped() == []
-    just_short = [user("a\n" + "b" * (LONG_TURN_CHARS - 2))]
+    just_short = [user("a\n" + "b" * (SHORT_TEXT - 2))]
     assert Chat(just_short).dropped() == []
 
 
-def test_of_a_long_last_turn_the_last_line_stays():
-    messages = [user(f"{LONG}\n{QUESTION}")]
-    assert Chat(messages).dropped() == [f"{LONG}\n"]
-    assert Chat([user(f"  {LONG}\n{QUESTION}\n\n")]).dropped() == [f"{LONG.strip()} \n"]
+@pytest.mark.parametrize("content", [f"{LONG}\n{QUESTION}", f"{QUESTION}\n\n{LONG}", f"{LONG}\n{QUESTION}\n{LONG}"])
+def test_of_a_long_turn_the_task_stays_wherever_it_stands(content):
+    dropped = "".join(Chat([user(content)]).dropped())
+    assert QUESTION not in dropped
+    assert dropped.replace("\n", "").strip() == content.replace("\n", "").replace(QUESTION, "").strip()
 
 
-@pytest.mark.parametrize("content", [LONG, f"A title\n{LONG}"])
-def test_a_long_last_line_has_no_telling_end(content):
-    messages = [user(content)]
-    assert Chat(messages).dropped() == [content.strip()]
+def test_a_long_text_without_speech_may_be_dropped():
+    assert Chat([user(LONG)]).dropped() == [LONG.strip()]
+    assert Chat([user(f"A title\n{LONG}")]).dropped() == [f"\n{LONG.strip()}"]
 
 
-def test_the_last_of_several_parts_is_the_question():
+def test_a_short_part_is_speech():
     parts = [{"type": "text", "text": LONG}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": QUESTION}]
     assert Chat([user(parts)]).dropped() == [LONG.strip()]
-    # A long last part holds its own question, so the parts before it are material.
     parts[2]["text"] = f"{LONG}\n{QUESTION}"
-    assert Chat([user(["Title.", parts[2]])]).dropped() == ["Title.", f"{LONG}\n"]
+    assert Chat([user(["Title.", parts[2]])]).dropped() == [f"{LONG}\n"]
+
+
+def test_a_part_with_a_keep_of_its_own_is_no_speech():
+    parts = [
+        {"type": "text", "text": "Which words? " * 9, "keep": 0.5},
+        {"type": "text", "text": f"{LONG}\n{QUESTION}"},
+    ]
+    assert Chat([user(parts)]).dropped() == [("Which words? " * 9).strip(), f"{LONG}\n"]
+
+
+def test_a_note_of_the_client_after_a_tool_s_result_leaves_the_task_where_it_is():
+    messages = [
+        user(QUESTION),
+        assistant(""),
+        {"role": "tool", "content": LONG},
+        user("Please note that all answers are short and kind."),
+    ]
+    assert Chat(messages).dropped() == [LONG.strip()]
+    assert QUESTION in Chat(messages).tasks()
+    # Without the tool, the last turn has the task alone.
+    messages[1:3] = [assistant("Four.")]
+    assert Chat(messages).dropped() == [QUESTION, "Four."]
 
 
 def test_repeated_contents_are_each_found_in_their_place():
     messages = [user("Yes."), assistant("Yes."), user("Yes."), assistant("No."), user("Yes.")]
-    chat = Chat(messages)
-    assert [chat.text[:start].count("Yes.") for (start, _), _ in chat.chars.compressible] == [0, 1, 2, 3]
-    assert chat.dropped() == ["Yes.", "Yes.", "Yes.", "No."]
+    chat = Chat([*messages, user(QUESTION)])
+    assert [chat.text[:start].count("Yes.") for (start, _), _ in chat.chars.compressible] == [0, 1, 2, 3, 3]
+    assert chat.dropped() == ["Yes.", "Yes.", "Yes.", "No.", "Yes."]
+    # The last turn asks nothing, so the task may be in one before it.
+    assert Chat(messages).dropped() == ["Yes.", "No."]
 
 
 def test_a_content_that_also_stands_in_the_template_is_found():
@@ -167,11 +191,11 @@ def test_a_template_that_looks_at_the_text_leaves_the_chat_unmapped():
 
 
 def test_a_template_that_writes_json_leaves_the_places_known():
-    messages = [user("One."), {"role": "tool", "content": 'a "quoted"\nline'}, user(QUESTION)]
+    messages = [user("One."), {"role": "tool", "content": 'a "quoted"\nline'}, assistant("b"), user(QUESTION)]
     chat = Chat(
         messages, lambda given, **_: rendered(given, contents=lambda text: json.dumps(text, ensure_ascii=False))
     )
-    assert chat.dropped() == ["One.", 'a \\"quoted\\"\\nline']
+    assert chat.dropped() == ["One.", 'a \\"quoted\\"\\nline', "b"]
 
 
 @pytest.mark.parametrize("content", [None, "", "  ", [], [{"type": "image_url"}]])
@@ -181,70 +205,74 @@ def test_a_message_without_text(content):
 
 
 def test_only_whole_tokens_are_dropped():
-    chat = Chat([user("One."), user("Two.")])
+    chat = Chat([user("One."), user("Two?")])
     assert chat.text.startswith("<user>One.</s>")
     offsets = [(0, 6), (6, 8), (8, 10), (9, 12), (10, 10), (0, 0), (10, 14)]
     assert chat.droppable(offsets).tolist() == [False, True, True, False, False, False, False]
 
 
 def test_the_question_has_all_tokens_that_share_a_character_with_it():
-    chat = Chat([user("One."), user("Two.")])
+    chat = Chat([user("One."), user("Two?")])
     offsets = [(0, 6), (6, 19), (19, 21), (0, 0), (21, 23), (23, 26), (26, 28)]
-    assert chat.spans(offsets).layout.question == (2, 6)
+    assert chat.spans(offsets).layout.questions.tolist() == [[2, 6]]
     # None of its characters is in a token.
-    assert chat.spans([(0, 6), (26, 28)]).layout.question is None
+    assert not len(chat.spans([(0, 6), (26, 28)]).layout.questions)
 
 
 def test_of_a_chat_without_text_the_question_is_unknown():
     chat = Chat([user(QUESTION)])
     text, offsets = chat.text, letters(chat.text)
-    assert chat.spans(offsets).layout.question == (6, 6 + len(QUESTION))
+    assert chat.spans(offsets).layout.questions.tolist() == [[6, 6 + len(QUESTION)]]
     for known, ranges in ((None, None), (text, offsets[1:])):
         spans = prompt_spans(len(text), ALL, chat.contents, known, ranges)
-        assert spans.layout.question is None
+        assert not len(spans.layout.questions)
         assert spans.unmapped
-    raw = prompt_spans(len(text), ALL, None, text, offsets)
-    assert raw.layout.question is None
+
+
+def test_raw_text_is_one_turn():
+    text = f"{LONG}\n{QUESTION}"
+    raw = prompt_spans(len(text), ALL, None, text, letters(text))
+    assert raw.layout.questions.tolist() == [[len(LONG) + 1, len(text)]]
+    assert raw.layout.protected.tolist() == [[0, 1], [len(LONG) + 1, len(text)]]
     assert not raw.unmapped
+    ids = prompt_spans(len(text), ALL, None, None, None)
+    assert (len(ids.layout.questions), ids.layout.protected.tolist()) == (0, [[0, 1]])
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (QUESTION, QUESTION),
-        (f"  {QUESTION}\n", QUESTION),
-        (f"Two lines.\n{QUESTION}", f"Two lines.\n{QUESTION}"),
-        (f"{LONG}\n{QUESTION}", QUESTION),
-        (f"{LONG}\n\n{QUESTION}  ", QUESTION),
-        (
-            [{"type": "text", "text": LONG}, {"type": "text", "text": f"Two lines.\n{QUESTION}"}],
-            f"Two lines.\n{QUESTION}",
-        ),
-        ([{"type": "text", "text": "A title."}, {"type": "text", "text": f"{LONG}\n{QUESTION}"}], QUESTION),
-        (["One.", "Two."], "One.Two."),
-        (LONG, None),
-        ("", None),
-        (None, None),
+        (QUESTION, [QUESTION]),
+        (f"  {QUESTION}\n", [QUESTION]),
+        (f"Two lines.\n{QUESTION}", [QUESTION]),
+        (f"{LONG}\n{QUESTION}", [QUESTION]),
+        (f"{LONG}\n\n{QUESTION}  ", [QUESTION]),
+        ([{"type": "text", "text": LONG}, {"type": "text", "text": f"Two lines.\n{QUESTION}"}], [QUESTION]),
+        ([{"type": "text", "text": "A title."}, {"type": "text", "text": f"{LONG}\n{QUESTION}"}], [QUESTION]),
+        (f"{QUESTION}\n\n{LONG}\n\n{QUESTION}", [QUESTION, QUESTION]),
+        ("Kerro minulle, montako laatikkoa on.", ["Kerro minulle, montako laatikkoa on."]),
+        (LONG, []),
+        ("", []),
+        (None, []),
     ],
 )
-def test_the_question_of_the_last_turn(content, expected):
-    """A short turn as a whole; of a long turn the last part or the last line, unless that is long itself."""
+def test_the_tasks_of_the_last_turn(content, expected):
     messages = [user(f"Not this. {LONG}"), assistant("Nor this."), user(content)]
-    assert Chat(messages).question() == expected
+    assert Chat(messages).tasks() == expected
 
 
 @pytest.mark.parametrize("role", ["tool", "assistant"])
 def test_a_tool_result_or_a_begun_answer_leaves_the_question_where_it_is(role):
     messages = [user(LONG), user(QUESTION), assistant("Let me see."), {"role": role, "content": "Three."}]
-    assert Chat(messages).question() == QUESTION
+    assert Chat(messages).tasks() == [QUESTION]
     assert QUESTION not in "".join(Chat(messages).dropped())
     messages[-2:] = [{"role": "system", "content": "Be short."}]
-    assert Chat(messages).question() == QUESTION
+    assert Chat(messages).tasks() == [QUESTION]
 
 
 def test_a_question_that_the_template_rewrites_is_unknown():
     messages = [user("One."), assistant("Two."), user(QUESTION)]
-    assert Chat(messages, contents=str.upper).question() is None
+    assert Chat(messages, contents=str.upper).tasks() == []
 
 
 # Only few letters, so that contents repeat each other, the roles and the tools.
@@ -264,7 +292,7 @@ def test_nothing_outside_contents_is_ever_dropped(messages, tools):
         text += f"<{message['role']}>"
         content = message["content"].strip()
         later_user = any(m["role"] == "user" for m in messages[i + 1 :])
-        question = message["role"] == "user" and not later_user and len(content) <= LONG_TURN_CHARS
+        question = message["role"] == "user" and not later_user and len(content) <= SHORT_TEXT
         if message["role"] != "system" and not question:
             allowed += range(len(text), len(text) + len(content))
         text += content + "</s>"
@@ -325,7 +353,7 @@ def test_the_question_on_several_templates_and_tokenizers(template, kind, tmp_pa
     text = chat.text
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     offsets = encoded.offset_mapping
-    start, end = chat.spans(offsets).layout.question
+    [(start, end)] = chat.spans(offsets).layout.questions.tolist()
     covered = text[offsets[start][0] : offsets[end - 1][1]]
     assert covered.strip() == "And which dog sleeps near the mill?"
     # Without its first or last token a part of the question is missing.

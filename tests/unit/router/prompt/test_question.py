@@ -1,7 +1,8 @@
-"""Which text of a prompt counts as its question."""
+"""Which text of a prompt the guard looks at."""
 
 from router.prompt.contents import ChatContents, Content
-from router.prompt.protected_spans import question_text
+from router.prompt.protected_spans import MOST_CHARS, task_text
+from tests.unit.kv_transfer.layouts import pairs
 
 TEXT = "A line of text.\n" * 200
 COUNTING = "How many bells are there?"
@@ -13,17 +14,19 @@ def chat_of(*messages):
     return ChatContents([role for role, *_ in messages], contents)
 
 
-def test_where_the_question_is_found():
-    text = "Some text.\nWhat is it?"
+def test_where_the_task_is_found():
+    text, none = "What?\nSome text.\nWhat is it?", pairs([])
     offsets = [(i, i + 1) for i in range(len(text))]
-    assert question_text((11, 22), chat_of(("user", text)), text, offsets) == "What is it?"
-    # After a tool result, the question is in the last user message.
-    assert question_text(None, chat_of(("user", COUNTING), ("tool", "7 bells")), text, offsets) == COUNTING
-    assert question_text(None, chat_of(("user", TEXT, COUNTING)), text, offsets) == COUNTING
-    assert question_text(None, chat_of(("user", f"{TEXT}\n{COUNTING}")), None, None) == COUNTING
-    # Of raw text, the last line.
-    assert question_text(None, None, f"{TEXT}\n{COUNTING}\n", None) == COUNTING
-    assert question_text(None, None, None, None) == ""
-    # Without contents, the question is not guessed from the rendered text.
-    assert question_text(None, chat_of(("system",)), COUNTING, None) == ""
-    assert question_text(None, ChatContents(["user"], None), COUNTING, None) == ""
+    chat = chat_of(("user", text))
+    assert task_text(pairs([(17, 28)]), chat, text, offsets) == "What is it?"
+    assert task_text(pairs([(0, 5), (17, 28)]), chat, text, offsets) == "What?\nWhat is it?"
+    # Without a task, the end of the last user message.
+    assert task_text(none, chat_of(("user", COUNTING), ("tool", "7 bells")), text, offsets) == COUNTING
+    assert task_text(none, chat_of(("user", f"{TEXT}\n{COUNTING}")), None, None).endswith(COUNTING)
+    assert len(task_text(none, chat_of(("user", TEXT)), None, None)) == MOST_CHARS
+    # Of raw text, its end.
+    assert task_text(none, None, f"{TEXT}\n{COUNTING}\n", None).endswith(COUNTING + "\n")
+    assert task_text(none, None, None, None) == ""
+    # Without contents, the task is not guessed from the rendered text.
+    assert task_text(none, chat_of(("system",)), COUNTING, None) == ""
+    assert task_text(none, ChatContents(["user"], None), COUNTING, None) == ""

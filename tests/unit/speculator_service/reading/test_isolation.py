@@ -21,7 +21,7 @@ async def found(model, first, second):
     client whose prompt is read in windows, and of the other one."""
     engine, request = MockSpeculator(model, head_profile=True, cache_tokens=10_000, block_size=4), asking(400)
     await SpeculatorService(engine).select(replace(request, cache_salt=first))
-    end, asked = request.layout.question
+    [(end, asked)] = request.layout.questions.tolist()
     parts = [FRAME.head, request.token_ids[:end], FRAME.joint, request.token_ids[end:asked], FRAME.tail]
     ids = np.concatenate(parts).astype(np.int32)
     scores = await engine.score(ScoreRequest("other", ids, SelectionOptions(), cache_salt=second))

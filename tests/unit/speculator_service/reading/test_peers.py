@@ -15,6 +15,9 @@ from speculator_service.service import SpeculatorService
 from tests.unit.kv_transfer.layouts import relaid
 from tests.unit.speculator_service.reading.replicas import FRAME, OPTIONS, Pool, asking
 
+ASKED = np.arange(2, dtype=np.int32), np.array([2], np.int32)
+"""One question of two tokens."""
+
 
 def read(pool, request, home="replica 0"):
     """The scores, and the seconds of virtual time until they are there."""
@@ -36,7 +39,7 @@ def test_the_scores_are_those_of_one_replica(demo_speculator):
     request, pool = asking(), Pool(demo_speculator, 3)
     scores, _ = read(pool, request)
     assert np.array_equal(scores.importance, one_replica(demo_speculator, request))
-    assert scores.importance[: request.layout.question[0]].all()
+    assert scores.importance[: request.layout.questions[0, 0]].all()
     windows = {name: engine.started for name, engine in pool.engines.items()}
     assert min(windows.values()) >= 0.7 * sum(windows.values()) / 3
 
@@ -55,9 +58,9 @@ def test_a_document_meets_its_cache_in_another_prompt(demo_speculator):
     pool, first = Pool(demo_speculator, 2, cache_tokens=200_000), asking()
     other = asking(4096, seed=1)
     # The document stands behind another text; the lines of both are the units.
-    start = other.layout.question[0]
+    start = other.layout.questions[0, 0]
     ids = np.concatenate([other.token_ids[:start], first.token_ids])
-    asked = (first.layout.question[0] + start, first.layout.question[1] + start)
+    asked = (first.layout.questions[0, 0] + start, first.layout.questions[0, 1] + start)
     units = np.concatenate([np.arange(0, start, 10), [start], first.layout.units[1:] + start]).astype(np.int32)
     layout = relaid(first, protected=[(start - 10, start), asked], question=asked, units=units).layout
     moved = replace(first, request_id="s", token_ids=ids, layout=layout)
@@ -67,7 +70,7 @@ def test_a_document_meets_its_cache_in_another_prompt(demo_speculator):
         return await read_in_windows(pool.engines["replica 1"], moved, pool.peers("replica 1"))
 
     scores = run(both())
-    assert scores.cached_tokens >= 0.9 * first.layout.question[0]
+    assert scores.cached_tokens >= 0.9 * first.layout.questions[0, 0]
 
 
 @pytest.mark.parametrize("what", ["broken", "full"])
@@ -125,7 +128,7 @@ def test_a_replica_that_is_not_among_those_that_serve_reads_alone(demo_speculato
 async def test_another_speculator_does_not_read(demo_speculator):
     service = SpeculatorService(MockSpeculator(demo_speculator, head_profile=True))
     request = WindowsRequest(
-        "r", service.info.path, np.arange(9, dtype=np.int32), np.array([4, 9], np.int32), np.arange(2), FRAME, OPTIONS
+        "r", service.info.path, np.arange(9, dtype=np.int32), np.array([4, 9], np.int32), *ASKED, FRAME, OPTIONS
     )
     assert (await service.read_windows(request)).importance.size == 9
     with pytest.raises(SkimError, match="another speculator"):
@@ -157,4 +160,4 @@ def test_windows_are_read_here_if_another_replica_has_other_heads(demo_speculato
 def test_windows_divide_their_tokens():
     for ends in ([4, 8], [9, 4], [4, 4, 9], []):
         with pytest.raises(ValueError, match="the windows must divide the 9 tokens"):
-            WindowsRequest("r", "m", np.arange(9), np.array(ends, np.int32), np.arange(2), FRAME, OPTIONS)
+            WindowsRequest("r", "m", np.arange(9), np.array(ends, np.int32), *ASKED, FRAME, OPTIONS)

@@ -27,7 +27,7 @@ TEXT, ASKED = 600, 12
 """Tokens that may be dropped, then the question, then four tokens of the template."""
 
 
-OF_LAYOUT = ("question", "protected", "units", "frame")
+OF_LAYOUT = ("question", "questions", "protected", "units", "frame")
 
 
 def asking(**changes) -> SelectRequest:
@@ -66,7 +66,7 @@ async def test_each_window_is_a_short_prompt_with_the_question_after_it():
     scores = await read_in_windows(engine, request)
     asked = request.token_ids[TEXT : TEXT + ASKED]
     for window in engine.asked:
-        first, end = window.question
+        [(first, end)] = window.questions
         assert window.token_ids[first:end].tolist() == asked.tolist()
         assert window.token_ids[:2].tolist() == [1, 2]
         assert window.token_ids[first - 1] == 3
@@ -74,7 +74,7 @@ async def test_each_window_is_a_short_prompt_with_the_question_after_it():
         assert first - 3 <= WINDOWS.window_tokens
         assert (window.cache_salt, window.window, window.keep_session) == ("tenant", True, False)
     assert len({window.request_id for window in engine.asked}) == len(engine.asked) >= 5
-    text = np.concatenate([window.token_ids[2 : window.question[0] - 1] for window in engine.asked])
+    text = np.concatenate([window.token_ids[2 : window.questions[0][0] - 1] for window in engine.asked])
     assert text.tolist() == request.token_ids[:TEXT].tolist()
     importance = scores.importance.numpy()
     assert np.array_equal(importance[:TEXT], (request.token_ids[:TEXT] / 4096).astype(np.float32))
@@ -87,8 +87,24 @@ async def test_the_beginning_and_the_end_of_a_long_question_are_read():
     engine, ids = Heads(), np.arange(1000, dtype=np.int32)
     request = asking(token_ids=ids, question=(600, 990), protected=[[600, 990]], units=np.arange(0, 600, 10))
     await read_in_windows(engine, request)
-    [asked] = {tuple(window.token_ids[slice(*window.question)].tolist()) for window in engine.asked}
+    [asked] = {tuple(window.token_ids[slice(*window.questions[0])].tolist()) for window in engine.asked}
     assert asked == (*range(600, 616), *range(974, 990))
+
+
+async def test_several_questions_share_the_room_for_one():
+    engine, ids = Heads(), np.arange(1000, dtype=np.int32)
+    asked = [(600, 603), (650, 690), (700, 990)]
+    request = asking(token_ids=ids, questions=asked, protected=[[600, 990]], units=np.arange(0, 600, 10))
+    await read_in_windows(engine, request)
+    texts = {
+        tuple(tuple(window.token_ids[slice(*span)].tolist()) for span in window.questions) for window in engine.asked
+    }
+    [(short, middle, last)] = texts
+    assert short == (600, 601, 602)
+    assert middle == (*range(650, 657), *range(684, 690))
+    assert last == (*range(700, 707), *range(983, 990))
+    between = [window.token_ids[window.questions[0][1] : window.questions[1][0]].tolist() for window in engine.asked]
+    assert between == [[3]] * len(engine.asked)
 
 
 async def test_a_window_that_fails_ends_all_others():

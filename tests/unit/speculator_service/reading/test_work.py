@@ -61,7 +61,7 @@ async def computed(request):
 
 
 def around(request):
-    frame, (start, end) = request.layout.frame, request.layout.question
+    frame, (start, end) = request.layout.frame, request.layout.questions[0].tolist()
     asked = min(end - start, request.options.window_tokens // QUESTION_SHARE)
     return asked + frame.head.size + frame.joint.size + frame.tail.size
 

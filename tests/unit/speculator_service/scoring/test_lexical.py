@@ -62,8 +62,9 @@ def test_the_importance_of_a_token_is_the_mean_of_its_passages():
     text = ids.copy()
     text[280:290] = NO_TERM
     scores = bm25(text, starts, ends, np.unique(ids[280:290]))
-    expected = [scores[(starts <= i) & (i < ends)].mean() for i in range(300)]
-    found = lexical_importance(ids, (280, 290), 32)
+    expected = np.array([scores[(starts <= i) & (i < ends)].mean() for i in range(300)])
+    expected /= expected.sum()
+    found = lexical_importance(ids, [(280, 290)], 32)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -73,7 +74,7 @@ def test_text_with_the_questions_rare_terms_is_most_important():
     ids[::3] = 7  # a frequent term
     ids[[400, 405, 411]] = [1, 2, 3]
     ids[-5:] = [7, 1, 7, 2, 3]
-    importance = lexical_importance(ids, (995, 1000), 32)
+    importance = lexical_importance(ids, [(995, 1000)], 32)
     assert 380 < importance[:900].argmax() < 430
     assert importance[:300].max() < 0.1 * importance[400]  # the frequent term says little
 
@@ -82,11 +83,12 @@ def test_units_of_text_are_the_documents():
     ids = np.arange(1000, 1100, dtype=np.int32)
     ids[[40, 95]] = 1
     units = np.array([0, 38, 45, 90], np.int32)
-    importance = lexical_importance(ids, (94, 100), 32, units)
+    importance = lexical_importance(ids, [(94, 100)], 32, units)
     assert np.flatnonzero(importance).tolist() == list(range(38, 45))
     ends = np.array([38, 45, 90, 100])
     text = np.where(np.arange(100) < 94, ids, NO_TERM).astype(np.int32)
-    assert importance[40] == pytest.approx(bm25(text, units.astype(np.int64), ends, np.unique(ids[94:]))[1])
+    scores = bm25(text, units.astype(np.int64), ends, np.unique(ids[94:]))
+    assert importance[40] == pytest.approx(scores[1] / (scores * (ends - units)).sum())
 
 
 def test_the_sum_has_both_scores_in_their_proportions():
@@ -103,13 +105,24 @@ def test_the_sum_has_both_scores_in_their_proportions():
 
 def test_a_question_of_other_words_finds_nothing():
     ids = np.arange(200, dtype=np.int32)
-    importance = lexical_importance(ids, (190, 200), 32)
+    importance = lexical_importance(ids, [(190, 200)], 32)
     assert not importance.any()
 
 
 def test_the_question_is_no_match_for_itself():
     ids = np.arange(400, dtype=np.int32)
     ids[100] = ids[395]
-    importance = lexical_importance(ids, (390, 400), 32)
+    importance = lexical_importance(ids, [(390, 400)], 32)
     assert importance[100] == importance.max() > 0
     assert not importance[300:].any()
+
+
+def test_a_token_has_the_best_of_several_questions():
+    """A question about other words hides nothing of the first one."""
+    ids = np.arange(1000, 2000, dtype=np.int32)
+    ids[[400, 401, 700]] = [1, 2, 3]
+    ids[-6:] = [1, 2, 2, 3, 4, 5]
+    first, second = (995 - 1, 997), (997, 1000)
+    alone = [lexical_importance(ids, [asked], 32) for asked in (first, second)]
+    assert np.array_equal(lexical_importance(ids, [first, second], 32)[:990], np.maximum(*alone)[:990])
+    assert np.array_equal(lexical_importance(ids, [first, (990, 992)], 32)[:990], alone[0][:990])

@@ -8,8 +8,8 @@ from kv_transfer.options import SelectionOptions
 from speculator_service.scoring.score_queries import MAX_QUESTION_ROWS, ScoreQueries
 
 
-def positions(prompt, question, **options):
-    needed = ScoreQueries.of(SelectionOptions(**options), prompt, question)
+def positions(prompt, question, *more, **options):
+    needed = ScoreQueries.of(SelectionOptions(**options), prompt, [question, *more] if question else [])
     return list(needed.rows), list(needed.steps)
 
 
@@ -42,6 +42,16 @@ def test_of_a_long_question_the_last_tokens():
     assert positions(1000, (100, 1000), score_queries="both")[0] == list(range(999 - MAX_QUESTION_ROWS, 999))
 
 
+def test_several_questions_have_equal_parts_of_the_rows():
+    half = MAX_QUESTION_ROWS // 2
+    asked = [(100, 900), (910, 1000)]
+    rows = [*range(900 - half, 900), *range(1000 - half, 1000)]
+    assert positions(1000, *asked, score_queries="question")[0] == rows
+    spare = [range(100, 103), range(900 - (MAX_QUESTION_ROWS - 3), 900)]
+    needed = ScoreQueries.of(SelectionOptions(scoring="heads"), 1000, [(100, 103), (200, 900)])
+    assert [*needed.by_question] == spare
+
+
 def test_an_unknown_question_is_the_end_that_is_always_kept():
     assert positions(100, None, score_queries="question", protect_last=7)[0] == list(range(93, 100))
     assert positions(5, None, score_queries="question", protect_last=7)[0] == list(range(5))
@@ -53,7 +63,7 @@ def test_no_position_twice_and_all_keys_that_a_query_sees_are_before_it(prompt, 
     question = data.draw(st.none() | st.tuples(st.just(start), st.integers(start + 1, prompt)))
     mode = data.draw(st.sampled_from(["look_ahead", "question", "both"]))
     options = SelectionOptions(score_queries=mode, look_ahead=data.draw(st.integers(0, 9)))
-    needed = ScoreQueries.of(options, prompt, question)
+    needed = ScoreQueries.of(options, prompt, [question] if question else [])
     every = [*needed.rows, *needed.steps]
     assert every == sorted(set(every))
     assert len(every) == needed.count >= 1

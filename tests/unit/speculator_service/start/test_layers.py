@@ -49,7 +49,7 @@ async def test_the_window_is_longer_than_the_largest_graph_and_in_no_cache(graph
     assert [skips for skips, _ in engine.asked] == [False, True] * (1 + ROUNDS)
     requests = [request for _, request in engine.asked]
     assert {request.token_ids.size for request in requests} == {tokens}
-    assert all(request.window and request.question == (tokens - 16, tokens) for request in requests)
+    assert all(request.window and request.questions == ((tokens - 16, tokens),) for request in requests)
     assert len({request.cache_salt for request in requests}) == len(requests)
     assert len({request.token_ids.tobytes() for request in requests}) == 1
 

@@ -90,16 +90,16 @@ async def test_the_question_is_the_same_text_in_the_speculator_s_tokens(engine, 
     asked = []
 
     async def score(request):
-        asked.append(request.question)
+        asked.append(request.questions)
         return await MockSpeculator.score(mock, request)
 
     monkeypatch.setattr(mock, "score", score)
     options = SelectionOptions(score_queries="question")
     start, end = 10, 25
-    await engine.score(ScoreRequest("r", prompt, options, question=(start, end)))
+    await engine.score(ScoreRequest("r", prompt, options, questions=((start, end),)))
     await engine.score(ScoreRequest("r", prompt, options))
-    [(first, last), unknown] = asked
-    assert unknown is None
+    [((first, last),), unknown] = asked
+    assert unknown == ()
     read = mock_reading(prompt)
     text = tokenizer_of("byte_level").decode(prompt[start:end])
     assert text in "".join(tokenizer_of("demo").decode(read.ids[first:last]))

@@ -10,7 +10,7 @@ from speculator_service.vllm_backend.depth import LayerLoop, depth_of
 
 
 def part(**options):
-    asked = {"rows": (0, 0), "steps": 1, "look_ahead": 0, **options}
+    asked = {"rows": [], "steps": 1, "look_ahead": 0, **options}
     return Computed(ScoredRequest("r", 10, asked), 0, 10)
 
 

@@ -62,27 +62,27 @@ def test_a_model_without_a_fingerprint_has_no_profile(tmp_path):
 
 def test_the_worker_is_told_heads_or_layers():
     arguments = ScoreArguments("m", profile())
-    by_heads = arguments.of(HEADS, 100, (40, 50))
+    by_heads = arguments.of(HEADS, 100, [(40, 50)])
     assert by_heads == {
         "heads": [(1, 0, 2.0)],
         "question": 1.0,
         "last": 1.0,
         "apart": False,
         "look_ahead": 0,
-        "rows": (40, 50),
+        "rows": [(40, 50)],
         "steps": 1,
     }
-    assert arguments.of(HEADS, 100, (40, 50), window=True) == {**by_heads, "depth": 2}
-    by_attention = arguments.of(SelectionOptions(look_ahead=3), 100, (40, 50))
+    assert arguments.of(HEADS, 100, [(40, 50)], window=True) == {**by_heads, "depth": 2}
+    by_attention = arguments.of(SelectionOptions(look_ahead=3), 100, [(40, 50)])
     assert by_attention == {
         "pool_kernel": 13,
         "layers": "last_half",
         "aggregation": "max",
         "look_ahead": 3,
-        "rows": (0, 0),
+        "rows": [],
         "steps": 4,
     }
-    assert ScoreArguments("m", profile(question=0.0)).of(HEADS, 100, (40, 50))["rows"] == (0, 0)
+    assert ScoreArguments("m", profile(question=0.0)).of(HEADS, 100, [(40, 50)])["rows"] == []
 
 
 def test_without_a_profile_attention_takes_the_place_of_heads():

@@ -1,0 +1,253 @@
+"""Blocks of a user's text: what stands between blank lines, rules and headings, and which of them are speech.
+
+Pure functions on a text and character ranges. They work in any language; the words of `speech_words` add to them.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from router.prompt.markers import CharSpan
+from router.prompt.speech_words import ASKS, HEADING, asks
+
+SHORT_TEXT = 2048
+"""A text of at most so many bytes is speech as a whole. Bytes of UTF-8 follow the number of tokens in most scripts
+better than characters do."""
+SHORT_BLOCK = 1024
+"""At the edge of a long text, a block of at most so many bytes is speech; of a longer one, its first or last line or
+sentences."""
+LONG_LIST = 4096
+"""The same for a list, such as rules."""
+EDGE = 4096
+"""So many bytes of speech are looked for at each end of a long text."""
+SEARCHED = 3
+"""So many blocks are taken at the end of a long text while none of them asks anything."""
+LINES = 2
+"""So many lines of a paragraph are taken before its question."""
+GAP = 1
+"""So many blocks that ask nothing may stand between two that do, and both are speech."""
+ANNOUNCED = 4
+"""So many may stand before a line that announces the material, such as "Context:"."""
+MOST_ASKED = 4
+"""A long text with more blocks that look like a task is a dialogue: those inside it belong to it."""
+
+FEW_LETTERS = 24
+"""A block with fewer letters that has no question mark is no task: "Answer:", "Thanks!", "Continue.". A letter outside
+of ASCII counts twice, because a word has fewer of them in many scripts."""
+
+_LETTER = re.compile(r"[^\W_]")
+_BORDER = re.compile(
+    r"\n(?=[ \t\r]{0,64}\n)|^[ \t]{0,8}(?P<rule>[-=*_#~+])(?P=rule){4,}[ \t]{0,8}$|^[ ]{0,3}#{1,6}[ ](?=\S)",
+    re.MULTILINE,
+)
+_ITEM = re.compile(r"[ \t]*([-*+\u2022]|\(?[0-9A-Za-z]{1,2}[.)])[ \t]")
+_SENTENCE_END = re.compile(r"[.!?\u061f\u0964\u06d4][\"')\]\u201d\u2019]{0,2}[ \t]+|[\u3002\uff01\uff1f]|\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of text, without outer white space. size: its bytes. asks: it looks like a task. is_list: one of its
+    first two lines is an item. goes_on: the block before it is of the same paragraph. at_edge: it stands at the
+    beginning or at the end of a long text, and may belong to it."""
+
+    start: int
+    end: int
+    size: int
+    asks: bool
+    is_list: bool = False
+    goes_on: bool = False
+    at_edge: bool = False
+
+    @property
+    def is_short(self) -> bool:
+        return self.size <= (LONG_LIST if self.is_list else SHORT_BLOCK)
+
+
+def size_of(text: str, start: int, end: int) -> int:
+    """Bytes of UTF-8."""
+    return len(text[start:end].encode("utf-8", "surrogatepass"))
+
+
+def blocks_of(text: str, start: int, end: int) -> Iterator[Block]:
+    """The blocks of a text. Of a short one, each line that asks something begins a block; the items of a list stay with
+    the line before them."""
+    place = start
+    for border in (*(start + match.start() for match in _BORDER.finditer(text[start:end])), end):
+        if (first := _trimmed(text, place, border)) is not None:
+            yield from _divided(text, first) if first.size <= SHORT_TEXT else (first,)
+        place = border
+
+
+def speech_of_long(text: str, ranges: Sequence[CharSpan]) -> list[Block]:
+    """The blocks of a long text that are speech, each once: at both ends, and inside if few ask anything. ranges: of
+    the text, in order and apart."""
+    divided = [block for span in ranges for block in blocks_of(text, *span)]
+    if not divided:
+        return []
+    inside = [block for block in divided[1:-1] if block.asks and block.size <= SHORT_BLOCK]
+    alone = [
+        one
+        for before, one, after in zip(divided, divided[1:], divided[2:], strict=False)
+        if _stands_alone(before, one, after)
+    ]
+    for block in divided:
+        if block.size > SHORT_TEXT and len(inside) <= MOST_ASKED:
+            inside += _questions_in(text, block)
+    is_dialogue = (
+        len(inside) > 2 * MOST_ASKED or sum(block.start > divided[0].start + EDGE for block in inside) > MOST_ASKED
+    )
+    edges = [*_beginning(text, divided, alone=is_dialogue)]
+    asked = any(ASKS.search(text, block.start, block.end) for block in edges)
+    edges += _ending(text, divided, alone=is_dialogue, found=asked)
+    edges = [replace(block, at_edge=True) for block in edges]
+    if len(inside) > MOST_ASKED:
+        inside = []
+    inside += alone if len(alone) <= MOST_ASKED else []
+    found = {(block.start, block.end): block for block in inside}
+    return [*(found | {(block.start, block.end): block for block in edges}).values()]
+
+
+def _divided(text: str, block: Block) -> Iterator[Block]:
+    first, line, goes_on = block.start, text.find("\n", block.start, block.end) + 1, False
+    while line:
+        next_line = text.find("\n", line, block.end) + 1
+        if not _ITEM.match(text, line, block.end) and _is_task(text, line, next_line or block.end):
+            if (before := _trimmed(text, first, line)) is not None:
+                yield replace(before, goes_on=goes_on)
+                goes_on = True
+            first = line
+        line = next_line
+    if (rest := _trimmed(text, first, block.end)) is not None:
+        yield replace(rest, goes_on=goes_on)
+
+
+def _is_task(text: str, start: int, end: int) -> bool:
+    """A request without a question mark needs some words: "Continue." belongs to an earlier task."""
+    return bool(ASKS.search(text, start, end)) or (says_something(text, start, end) and asks(text, start, end))
+
+
+def says_something(text: str, start: int, end: int) -> bool:
+    """Whether a text has letters for a task."""
+    left = FEW_LETTERS
+    for letter in _LETTER.finditer(text, start, end):
+        left -= 1 if letter[0].isascii() else 2
+        if left <= 0:
+            return True
+    return False
+
+
+def _trimmed(text: str, start: int, end: int) -> Block | None:
+    inner = text[start:end]
+    if not (stripped := inner.strip()):
+        return None
+    start += inner.index(stripped[0])
+    end = start + len(stripped)
+    size = size_of(text, start, end)
+    second = text.find("\n", start, end) + 1
+    is_list = bool(_ITEM.match(text, start, end) or (second and _ITEM.match(text, second, end)))
+    return Block(start, end, size, size <= SHORT_TEXT and _is_task(text, start, end), is_list)
+
+
+def _beginning(text: str, blocks: Sequence[Block], *, alone: bool) -> Iterator[Block]:
+    """The speech at the beginning of a long text. alone: only its first block."""
+    first, size, before = blocks[0], 0, blocks[0]
+    if not first.is_short:
+        yield from _edge_of(text, first, at_end=False)
+        return
+    yield first
+    waiting: list[Block] = []
+    for block in () if alone else blocks[1:-1]:
+        size += before.size
+        announces = _announces(text, block)
+        if announces and len(waiting) <= ANNOUNCED:
+            yield from waiting
+            waiting = []
+        if size + block.size > EDGE or not block.is_short:
+            return
+        waiting.append(block)
+        follows = block.asks or announces or (block.is_list and before.asks) or _is_heading(text, before)
+        if follows and len(waiting) <= GAP + 1:
+            yield from waiting
+            waiting = []
+        before = block
+
+
+def _ending(text: str, blocks: Sequence[Block], *, alone: bool, found: bool) -> Iterator[Block]:
+    """The speech at the end of a long text, from its last block on backwards. alone: only up to one that asks. found:
+    a question is known."""
+    last, after, size = blocks[-1], blocks[-1], 0
+    if not last.is_short and not last.asks:  # a longer block than SHORT_TEXT does not count as one that asks
+        yield from _edge_of(text, last, at_end=True)
+        return
+    waiting: list[Block] = []
+    for number, block in enumerate(reversed(blocks[1:] or blocks)):
+        if after.goes_on and not block.asks:  # what the paragraph says before its question
+            yield from _last_lines(text, block)
+            return
+        size += block.size
+        if block is not last and (size > EDGE or not block.is_short or (alone and found)):
+            return
+        waiting.append(block)
+        searching = number < SEARCHED
+        if block is last or (searching and not found) or block.asks:
+            yield from waiting
+            waiting = []
+        elif len(waiting) > (SEARCHED if searching else GAP):
+            return
+        found, after = found or block.asks, block
+
+
+def _last_lines(text: str, block: Block) -> Iterator[Block]:
+    """The last LINES lines of a block; nothing if they are long."""
+    start = block.end
+    for _ in range(LINES):
+        start = max(block.start, text.rfind("\n", block.start, start))
+    if (found := _trimmed(text, start, block.end)) is not None and found.size <= SHORT_BLOCK:
+        yield found
+
+
+def _edge_of(text: str, block: Block, *, at_end: bool) -> Iterator[Block]:
+    """Of a long block: its first or last line if it is short, else the first or last sentences that ask something."""
+    line = text.rfind("\n", block.start, block.end) if at_end else text.find("\n", block.start, block.end)
+    if line >= 0:
+        edge = _trimmed(text, line, block.end) if at_end else _trimmed(text, block.start, line)
+        if edge is not None and edge.size <= SHORT_BLOCK:
+            yield edge
+            return
+    first = max(block.start, block.end - SHORT_BLOCK) if at_end else block.start
+    last = block.end if at_end else min(block.end, block.start + SHORT_BLOCK)
+    ends = [match.end() for match in _SENTENCE_END.finditer(text, first, last) if match.end() < last]
+    borders = [*ends[-2:], block.end] if at_end else [block.start, *ends[:2]]
+    for start, end in pairwise(borders):
+        if ASKS.search(text, start, end) or (at_end and end == block.end and _is_task(text, start, end)):
+            yield Block(start, end, size_of(text, start, end), True)
+
+
+def _questions_in(text: str, block: Block) -> list[Block]:
+    """The sentences of a long block that end with a question mark, at most MOST_ASKED + 1."""
+    found: list[Block] = []
+    for mark in ASKS.finditer(text, block.start, block.end):
+        first = max(block.start, mark.start() - SHORT_BLOCK // 2, found[-1].end if found else 0)
+        ends = [match.end() for match in _SENTENCE_END.finditer(text, first, mark.start())]
+        if ends or first == block.start:
+            start = ends[-1] if ends else first
+            found.append(Block(start, mark.end(), size_of(text, start, mark.end()), True))
+        if len(found) > MOST_ASKED:
+            break
+    return found
+
+
+def _stands_alone(before: Block, block: Block, after: Block) -> bool:
+    """Whether a short block interrupts a text of long ones."""
+    return block.is_short and min(before.size, after.size) > SHORT_TEXT
+
+
+def _is_heading(text: str, block: Block) -> bool:
+    return bool(HEADING.fullmatch(text, block.start, block.end))
+
+
+def _announces(text: str, block: Block) -> bool:
+    """Whether the first line of a block is a label and nothing else."""
+    line = text.find("\n", block.start, block.end)
+    return bool(HEADING.fullmatch(text, block.start, line if line >= 0 else block.end))

@@ -1,0 +1,161 @@
+"""Speech and material: which parts of a user's turn address the assistant, and which are texts to read.
+
+Clients put the task where they like: before the documents, after them, between two of them, before a reminder of their
+own. So a turn is divided into regions (tags, fences, strings of JSON) and blocks (blank lines, rules, headings).
+Material is what a tag or a fence encloses, if it is long, and the bulk of a long text. Speech is what is left: short
+texts around the material, blocks that ask something, and the first and the last blocks of a long text. A block that is
+taken for speech by mistake costs a few tokens. A task that is dropped costs the answer. So a block in doubt is speech.
+
+Pure functions on a text and its character ranges.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from router.prompt.blocks import SHORT_TEXT, Block, blocks_of, says_something, size_of, speech_of_long
+from router.prompt.markers import CharSpan
+from router.prompt.regions import Region, envelope, regions_of
+from router.prompt.speech_words import ASKS, RULES_NAME, TASK_NAME
+
+SHORT_REGION = 1024
+"""Regions of one name are material if they have more bytes than this together."""
+LONG_TASK = 8192
+"""A region with the name of a task or of rules is speech up to this length."""
+AROUND, AROUND_SHARE = 8192, 1 / 4
+"""What stands around the regions is speech as a whole up to so many bytes, if it is at most this share of the turn."""
+MOST_TASKS = 8
+"""Of more tasks, those with the least between them are one."""
+EARLIER_TURNS = 64
+"""So many turns before the last one are searched for the task."""
+
+
+class Speech(NamedTuple):
+    """Half-open character ranges, in the order of the text and apart.
+
+    spans: all speech. tasks: the blocks of it that can be the task. asks: one of them looks like a task. is_sure: one
+    that does not stand at the edge of a long text, or that has a question mark.
+    """
+
+    spans: list[CharSpan]
+    tasks: list[CharSpan]
+    asks: bool = False
+    is_sure: bool = False
+
+
+class Turn(NamedTuple):
+    """A user's turn. parts: the ranges of its content parts, in order and apart. after_tool: it follows a tool's result
+    directly, so it may be a note of the client, and the task stands before."""
+
+    parts: Sequence[CharSpan]
+    after_tool: bool = False
+
+
+def speech_of_turns(text: str, turns: Sequence[Turn]) -> Speech:
+    """The speech of the last turn, and of those before it back to one that has the task."""
+    spans: list[CharSpan] = []
+    tasks: list[CharSpan] = []
+    asks = False
+    for turn in reversed(turns[-EARLIER_TURNS - 1 :]):
+        found = find_speech(text, turn.parts)
+        spans, tasks = [*found.spans, *spans], [*found.tasks, *tasks]
+        if not turn.after_tool and (found.is_sure or (asks and found.asks)):
+            break
+        asks = asks or found.asks
+    return Speech(spans, _at_most(tasks), asks, bool(tasks))
+
+
+def find_speech(text: str, parts: Sequence[CharSpan], *, raw: bool = False) -> Speech:
+    """The speech of one turn. parts: as in Turn. raw: of a raw prompt; of a short one, only what asks is speech."""
+    total = sum(size_of(text, *part) for part in parts)
+    if total <= SHORT_TEXT:
+        blocks = [block for part in parts for block in blocks_of(text, *part)]
+        asked = [(block.start, block.end) for block in blocks if block.asks]
+        return _speech(text, asked if raw else [*parts], [] if raw else blocks, blocks)
+    found = [(part, region) for whole in parts for part, region in _divided(text, whole)]
+    sizes = Counter[str]()
+    for part, region in found:
+        sizes[region.name if region else ""] += size_of(text, *part)
+    spans: list[CharSpan] = []
+    named: list[Block] = []
+    for span, region in found:
+        if region is not None and sizes[region.name] <= _most(region.name):
+            spans.append(span)
+            if TASK_NAME.fullmatch(region.name):
+                named += (replace(block, asks=True) for block in blocks_of(text, *region.inner))
+    free = [span for span, region in found if region is None]
+    around = (
+        free if sizes[""] <= AROUND_SHARE * total else [span for span in free if size_of(text, *span) <= SHORT_TEXT]
+    )
+    texts = [[span] for span in free if span not in around]
+    size = sum(size_of(text, *span) for span in around)
+    if raw or size > AROUND or size > max(2 * SHORT_TEXT, AROUND_SHARE * total):  # many short texts are one long text
+        texts, around = [*texts, around], []
+    spans += around
+    short = [block for span in around for block in blocks_of(text, *span)]
+    edges = [block for ranges in texts for block in speech_of_long(text, ranges)]
+    if any(ASKS.search(text, block.start, block.end) for block in (*named, *short, *(b for b in edges if b.at_edge))):
+        tasks = [block for block in edges if block.at_edge]  # a question inside a text belongs to it then
+    else:
+        tasks = edges
+    spans += [(block.start, block.end) for block in edges]
+    return _speech(text, spans, named or short, [*named, *short, *tasks])
+
+
+def _divided(text: str, part: CharSpan) -> list[tuple[CharSpan, Region | None]]:
+    """The ranges of a part, in order, each with the region that it is. An envelope is opened, unless a task is around
+    it: a tag or a fence around the whole prompt."""
+    ranges: list[tuple[CharSpan, Region | None]] = []
+    while True:
+        regions = regions_of(text, part)
+        gaps = _gaps(part, regions)
+        ranges += [(gap, None) for gap in gaps]
+        around = envelope(part, regions)
+        if around is None or any(block.asks for gap in gaps for block in blocks_of(text, *gap)):
+            break
+        part = around.inner
+    ranges += [((region.start, region.end), region) for region in regions]
+    return sorted((found for found in ranges if text[slice(*found[0])].strip()), key=lambda found: found[0])
+
+
+def _gaps(part: CharSpan, regions: Sequence[Region]) -> list[CharSpan]:
+    """What stands before, between and after the regions of a part."""
+    starts = [part[0], *(region.end for region in regions)]
+    ends = [*(region.start for region in regions), part[1]]
+    return [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+
+
+def _most(name: str) -> int:
+    """The most bytes that regions of this name have together, if they are speech."""
+    return LONG_TASK if TASK_NAME.fullmatch(name) or RULES_NAME.fullmatch(name) else SHORT_REGION
+
+
+def _speech(text: str, spans: list[CharSpan], preferred: Sequence[Block], blocks: Sequence[Block]) -> Speech:
+    """blocks: of all speech, in any order. preferred: those among which a task is looked for that asks nothing. The
+    edges of a long text are not: they may belong to it."""
+    tasks = [block for block in blocks if block.asks]
+    asks = bool(tasks)
+    sure = any(not block.at_edge or ASKS.search(text, block.start, block.end) for block in tasks)
+    if not tasks:
+        tasks = [block for block in preferred if says_something(text, block.start, block.end)][-2:]
+    return Speech(merged(spans), merged([(block.start, block.end) for block in tasks], gap=0), asks, sure)
+
+
+def _at_most(tasks: list[CharSpan]) -> list[CharSpan]:
+    """MOST_TASKS of the tasks, of which some are joined."""
+    gaps = sorted(range(1, len(tasks)), key=lambda at: tasks[at - 1][1] - tasks[at][0])[: MOST_TASKS - 1]
+    edges = [0, *sorted(gaps), len(tasks)]
+    return [(tasks[first][0], tasks[last - 1][1]) for first, last in pairwise(edges) if first < last]
+
+
+def merged(spans: Sequence[CharSpan], gap: int = 1) -> list[CharSpan]:
+    """The spans in order; those with fewer than `gap` characters between them, and those that overlap, are one."""
+    result: list[CharSpan] = []
+    for start, end in sorted(spans):
+        if result and start < result[-1][1] + gap:
+            result[-1] = (result[-1][0], max(end, result[-1][1]))
+        elif start < end:
+            result.append((start, end))
+    return result

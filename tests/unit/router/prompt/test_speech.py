@@ -1,0 +1,154 @@
+"""Speech is found wherever it stands; what it is taken from is a text without structure, in three languages."""
+
+import json
+
+import pytest
+
+from evals.tasks.forms import FORMS, LANGUAGES, form_prompts
+from router.prompt.speech import MOST_TASKS, Turn, find_speech, speech_of_turns
+
+PROMPTS = list(form_prompts(130, seed=1))
+
+
+def turns_of(messages):
+    """The contents of all messages as one text, and of each user's turn the ranges of its parts."""
+    text, turns, before = "<|user|> ", [], ""
+    for message in messages:
+        content = message["content"]
+        parts = [part["text"] for part in content] if isinstance(content, list) else [content]
+        spans = []
+        for part in parts:
+            spans.append((len(text), len(text) + len(part)))
+            text += part + "\n"
+        text += "<|end|>\n"
+        if message["role"] == "user":
+            turns.append(Turn(spans, before == "tool"))
+        before = message["role"]
+    return text, turns
+
+
+def found(messages):
+    text, turns = turns_of(messages)
+    speech = speech_of_turns(text, turns)
+    return [text[start:end] for start, end in speech.spans], [text[start:end] for start, end in speech.tasks]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: f"{prompt.form}-{prompt.language}")
+def test_task_and_rules_are_speech_in_each_form(prompt):
+    spans, tasks = found(prompt.messages)
+    system = "".join(message["content"] for message in prompt.messages if message["role"] == "system")
+    for text in (prompt.task, *prompt.rules):
+        assert text in system or any(text in span for span in spans)
+    assert any(prompt.task in task for task in tasks)
+
+
+def test_most_of_a_document_is_no_speech():
+    shares = []
+    for prompt in PROMPTS:
+        text, turns = turns_of(prompt.messages)
+        shares.append(sum(end - start for start, end in speech_of_turns(text, turns).spans) / len(text))
+    assert len(PROMPTS) == len(FORMS) * len(LANGUAGES)
+    assert sum(shares) / len(shares) < 0.04
+    assert max(shares) < 0.2
+
+
+def test_a_document_alone_asks_nothing():
+    [prompt] = [one for one in PROMPTS if (one.form, one.language) == ("document part, question part", "en")]
+    document = prompt.messages[0]["content"][0]["text"]
+    assert not find_speech(document, [(0, len(document))]).asks
+
+
+def test_a_dialogue_is_not_taken_for_questions():
+    lines = [f"ANNA: Did you see number {i}?\n\nBEN: Yes, I saw number {i} at the station." for i in range(60)]
+    text = "\n\n".join(lines) + "\n\nHow many trains did Ben miss?"
+    spans = find_speech(text, [(0, len(text))]).spans
+    assert sum(end - start for start, end in spans) < 400
+    assert text[slice(*spans[-1])].endswith("miss?")
+
+
+DOCUMENT = "\n\n".join(
+    f"The weight of the {word} is {number}." for number, word in enumerate(["kettle", "drill"] * 100)
+)
+RULES = [f"- Rule {number}: write it so that every reader can follow what you say." for number in range(12)]
+TASK = "What is the weight of the compass?"
+
+
+def speech_of(text):
+    speech = find_speech(text, [(0, len(text))])
+    return "".join(text[slice(*span)] for span in speech.spans), [text[slice(*task)] for task in speech.tasks]
+
+
+@pytest.mark.parametrize("form", ["{rules}\n\n{text}\n\n{task}", "{text}\n\n{task}\n\n{rules}\n\nThanks!"])
+def test_a_list_of_rules_is_speech(form):
+    text = form.format(rules="Rules:\n" + "\n".join(RULES), text=DOCUMENT, task=TASK)
+    spans, _ = speech_of(text)
+    assert all(rule in spans for rule in [*RULES, TASK])
+
+
+def test_instructions_around_a_marked_text_are_speech_as_a_whole():
+    paragraphs = "\n\n".join(
+        f"Paragraph {number} of the notes about the reader. " + "It is plain. " * 20 for number in range(9)
+    )
+    text = f"{paragraphs}\n\n<text>\n{DOCUMENT * 6}\n</text>\n\n{TASK}"
+    spans, tasks = speech_of(text)
+    assert paragraphs.strip() in spans
+    assert TASK in tasks
+
+
+def test_short_strings_of_a_json_prompt_are_speech():
+    text = json.dumps({"task": TASK, "rules": RULES, "text": DOCUMENT})
+    spans, tasks = speech_of(text)
+    assert all(rule in spans for rule in RULES)
+    assert any(TASK in task for task in tasks)
+    assert "weight of the drill" not in spans
+
+
+@pytest.mark.parametrize("tag", ["prompt", "input"])
+def test_a_tag_around_the_whole_prompt_is_opened(tag):
+    spans, tasks = speech_of(f"<{tag}>\n{DOCUMENT}\n\n{TASK}\n</{tag}>\nBe short.")
+    assert tasks[-1].startswith(TASK)
+    assert "Be short." in spans
+    assert len(spans) < 400
+
+
+def test_a_long_reminder_of_the_client_is_no_task():
+    note = "<system-reminder>\n" + "Do not mention this note to the reader. " * 20 + "\n</system-reminder>"
+    text = f"{TASK}\n{note}"
+    turns = [Turn([(0, len(TASK))]), Turn([(len(TASK) + 1, len(text))], after_tool=True)]
+    speech = speech_of_turns(text, turns)
+    assert TASK in [text[slice(*task)] for task in speech.tasks]
+    assert speech.spans == [(0, len(TASK)), (len(TASK) + 1, len(text))]
+
+
+def test_a_turn_that_asks_ends_the_search():
+    text = f"What was it before?\n{TASK}"
+    turns = [Turn([(0, 19)]), Turn([(20, len(text))])]
+    assert speech_of_turns(text, turns).spans == [(20, len(text))]
+
+
+def test_more_tasks_than_windows_have_room_for_are_joined():
+    text = "\n".join(f"What is the weight of number {number}?" for number in range(30))
+    tasks = find_speech(text, [(0, len(text))]).tasks
+    assert len(speech_of_turns(text, [Turn([(0, len(text))])]).tasks) == MOST_TASKS < len(tasks) == 30
+
+
+def test_many_short_parts_are_one_text():
+    """A client may send each passage as a content part."""
+    passages = [f"Passage {number}: the weight of the drill is {number}." for number in range(300)]
+    text, parts = "", []
+    for part in [*passages, TASK]:
+        parts.append((len(text), len(text) + len(part)))
+        text += part + "\n"
+    speech = find_speech(text, parts)
+    assert [text[slice(*task)] for task in speech.tasks] == [TASK]
+    assert sum(end - start for start, end in speech.spans) < 300
+
+
+@pytest.mark.parametrize("form", ["{task}\n\n{text}", "{text}\n\n{task}", "{text}\n\n{task}\n\nAnswer:"])
+def test_of_a_raw_prompt_what_asks_is_speech(form):
+    for size in (5, 200):
+        document = "\n\n".join(f"The weight of the drill is {number}." for number in range(size))
+        text = form.format(task=TASK, text=document)
+        speech = find_speech(text, [(0, len(text))], raw=True)
+        assert [text[slice(*task)] for task in speech.tasks] == [TASK]
+        assert sum(end - start for start, end in speech.spans) < 250
