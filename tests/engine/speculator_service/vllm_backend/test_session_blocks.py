@@ -212,7 +212,8 @@ async def test_two_equal_questions_in_one_step_copy_no_block(start):
     simulated._arrivals = itertools.repeat(0)  # both come before the next step
 
     def ask(name):
-        return engine.score(ScoreRequest(name, prompt, SelectionOptions(score_queries="question"), questions=((70, 90),)))
+        options = SelectionOptions(score_queries="question")
+        return engine.score(ScoreRequest(name, prompt, options, questions=((70, 90),)))
 
     await asyncio.gather(ask("first"), ask("second"))
     assert (simulated.steps, simulated.wrong_reads, simulated.copied) == (1, 0, 0)
