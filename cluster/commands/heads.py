@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster.commands.tools import quick_start, read_options
+from cluster.commands.selection_flags import quick_start, read_options
 from skim_common.errors import SkimError
 from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model
