@@ -51,15 +51,11 @@ def manifests(
 ) -> None:
     """Write the deployment's Kubernetes objects for the KubeRay operator (docs/kubernetes.md)."""
     from cluster.config.load import load_config
-    from cluster.kuberay.rollout import upgrade_notice
     from cluster.kuberay.write import write_manifests
     from cluster.serve.preflight import with_known_pins
 
-    deployment = with_known_pins(load_config(config), _print_line)
-    for file in write_manifests(deployment, output):
+    for file in write_manifests(with_known_pins(load_config(config), _print_line), output):
         _print_line(f"Wrote {file}")
-    if notice := upgrade_notice(deployment):
-        _print_line(notice)
 
 
 def _pools(config: "DeploymentConfig") -> str:
