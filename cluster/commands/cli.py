@@ -249,7 +249,7 @@ def status(
     """Say of each pool and of the router what runs, and why a pool is down; exit code 1 if one is."""
     from cluster.commands.status import run_status
 
-    if not run_status(address, Console(highlight=False)):
+    if not run_status(address):
         raise typer.Exit(1)
 
 

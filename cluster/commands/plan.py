@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Column, Table
 
 from cluster.commands.grouped import grouped
-from cluster.json_file import write_json
+from cluster.commands.output import console, print_line, write_result
 from skim_common.errors import SkimError
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from cluster.plan.size import Sizer
 
 app = typer.Typer(help="Plan a deployment from the configs of its models (docs/plan.md).", no_args_is_help=True)
-console = Console(highlight=False)
 
 
 @app.callback()
@@ -75,9 +73,7 @@ def size(
     shared = asdict(load) | {"keep_rate": rate or kept_by_default(load.prompt)}
     result = answer(sizer, Load(**shared, by_default=rate is None), drafts)
     _show(result)
-    if json_file is not None:
-        write_json(json_file, result)
-        _print_line(f"Wrote {json_file}")
+    write_result(result, json_file)
 
 
 def _sizer(
@@ -116,26 +112,26 @@ def _check_positions(sizer: "Sizer", tokens: int) -> None:
 
 def _show(result: dict[str, Any]) -> None:
     load, gpu = result["load"], result["gpu"]["name"]
-    _print_line(
+    print_line(
         f"{load['qps']:g} prompts per second of {load['prompt']:,} tokens, answers of {load['answer']:,}, on {gpu};"
         f" keep rate {load['keep_rate']:g}, acceptance {load['acceptance']:g}"
     )
     console.print(_systems(result))
     console.print(_pools(result))
     if drafts := result["drafts"]:
-        _print_line(
+        print_line(
             f"Best K for one answer at a time: {drafts['best_alone']}, {drafts['speed_up_alone']:.2f} times as fast; in"
             f" this plan {drafts['in_the_plan']}."
         )
     if result["skim"]:
         tokens = result["pays_from_tokens"]
         when = f"from {tokens:,} tokens" if tokens else "at no length"
-        _print_line(f"One prompt alone: its first token is sooner with Skim {when}.")
-    _print_line(result["verdict"])
+        print_line(f"One prompt alone: its first token is sooner with Skim {when}.")
+    print_line(result["verdict"])
     errors = ", ".join(f"{name} {error:.0%}" for name, error in result["median_errors"].items())
-    _print_line(f"\nMedian error against the measurements of the repository: {errors}.")
+    print_line(f"\nMedian error against the measurements of the repository: {errors}.")
     for line in result["assumptions"]:
-        _print_line(line)
+        print_line(line)
 
 
 def _systems(result: dict[str, Any]) -> Table:
@@ -182,7 +178,3 @@ def _pools(result: dict[str, Any]) -> Table:
 def _table_of(columns: dict[str, Any]) -> Table:
     """An empty table with a first column of names, and these."""
     return Table("", *(Column(name, justify="right") for name in columns), box=SIMPLE_HEAD, pad_edge=False)
-
-
-def _print_line(line: str) -> None:
-    console.print(line, markup=False, soft_wrap=True)
