@@ -68,11 +68,12 @@ def test_help_says_what_each_option_does(skim, command, options):
         assert len(described) > 1, f"{option} has no description"
 
 
-def test_help_loads_no_engine_and_no_cluster():
+@pytest.mark.parametrize("words", [[], ["serve"], ["select"]])
+def test_help_loads_no_engine_and_no_cluster(words):
     """Help must appear at once, so it must not import these."""
     code = (
         "import sys, cluster.commands.cli as c\n"
-        "sys.argv = ['skim', 'serve', '--help']\n"
+        f"sys.argv = ['skim', *{words!r}, '--help']\n"
         "try: c.main()\n"
         "except SystemExit: pass\n"
         "print('loaded', sorted({'ray', 'vllm', 'torch', 'transformers'} & set(sys.modules)))"
