@@ -58,7 +58,7 @@ def _as_json(one: Any) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from cluster.plan.cost import LENGTHS
+    from cluster.plan.fit import LENGTHS
 
     target, size = result["target"], result["target"]["size"]
     print_line(f"Target {target['name']}: {_parameters(size)} parameters, {size['positions']} tokens")
