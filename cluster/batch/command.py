@@ -28,7 +28,7 @@ class BatchOptions:
     input: Annotated[str, typer.Option("--input", metavar="FILE", help="Rows in OpenAI's Batch format: path or URL.")]
     output: Annotated[str, typer.Option("--output", metavar="FILE", help="File for the answers: path or URL.")] = ""
     endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help=f"Running endpoint that answers the rows.  [default: {ENDPOINT}]")
+        str | None, typer.Option(metavar="URL", help="Running endpoint that answers the rows.", show_default=ENDPOINT)
     ] = None
     config: Annotated[
         Path | None,
