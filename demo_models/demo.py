@@ -18,8 +18,6 @@ from cluster.commands.tools import highlight_kept
 from cluster.config.load import config_from_flags
 from cluster.config.schema import DeploymentConfig
 from cluster.json_file import write_json
-from cluster.serve.deployment import deployed
-from cluster.serve.preflight import free_port
 from demo_models.documents import DemoDocument, make_document
 from router.http.sse import read_event
 from router.options.headers import read_server_timing
@@ -54,6 +52,8 @@ def demo(
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")] = None,
 ) -> None:
     """Answer a question about a long document, dense and speculative, and show what was kept."""
+    from cluster.serve.deployment import deployed
+
     console = Console(highlight=False)
     config = _demo_config(target, speculator, port, keep_rate_value(keep_rate))
     document = make_document(tokens, seed)
@@ -83,6 +83,8 @@ def ask_twice(client: httpx.Client, model: str, document: DemoDocument, console:
 def _demo_config(
     target: Path | None, speculator: Path | None, port: int, keep_rate: float | str | None
 ) -> DeploymentConfig:
+    from cluster.serve.preflight import free_port
+
     example = REPOSITORY / "examples" / "demo.yaml"
     if not example.exists():
         raise SkimError("the demo models are only in the repository: run `skim demo` in a clone of it")

@@ -4,12 +4,12 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import SecretStr
 
 from cluster.batch.client import Endpoint, check_endpoint
+from cluster.batch.command import BatchOptions
 from cluster.batch.journal import Journal, Totals
 from cluster.batch.plan import InputPlan, Part, read_plan
 from cluster.batch.progress import Progress
@@ -24,23 +24,6 @@ PrintLine = Callable[[str], None]
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 FOLDER_VARIABLE = "SKIM_BATCH_DIR"
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOptions:
-    """The options of the command line. endpoint: a running endpoint; config: a deployment to start; one is None.
-
-    address: the Ray cluster to join; None starts one on this machine.
-    """
-
-    input: str
-    output: str
-    endpoint: str | None
-    config: Path | None
-    concurrency: int
-    max_retries: int
-    timeout_s: float
-    address: str | None
 
 
 def check_input(url: str, print_line: PrintLine) -> InputPlan:

@@ -149,7 +149,7 @@ class Journal:
                 some = among[start : start + READ_AHEAD]
                 found = self._fs.cat_ranges([self._path(part) for part in some], 0, None, on_error="raise")
                 for part, data in zip(some, found, strict=True):
-                    rows += zip(part.lines, self._checked(part, data, totals), strict=True)
+                    rows += zip((row.line for row in part.sent), self._checked(part, data, totals), strict=True)
             yield from (line for _, line in sorted(rows))
 
     def _checked(self, part: Part, data: bytes, totals: Totals) -> list[bytes]:

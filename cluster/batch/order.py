@@ -5,7 +5,6 @@ after the other; far apart, the document would be evicted and read again. Rows a
 because their prompts are in memory until a window is full.
 """
 
-from array import array
 from collections.abc import Sequence
 
 import msgspec
@@ -41,17 +40,15 @@ class Window:
         self._bytes += size
         return self._bytes >= WINDOW_BYTES or len(self._prompts) >= WINDOW_ROWS
 
-    def take(self) -> tuple["array[int]", "array[int]"]:
-        """(rows, later): the rows by their places in the window, in the order in which they are sent; and for each, how
-        many rows after it begin the same. Empties the window.
+    def take(self) -> list[tuple[int, int]]:
+        """(row, later) in the order in which the rows are sent: a row by its place in the window, and how many rows
+        after it begin the same. Empties the window.
 
         Groups stand in the order of their first rows, and the rows of a group in input order.
         """
         groups = _groups(self._prompts)
         self._prompts, self._bytes = [], 0
-        rows = array("I", (row for group in groups for row in group))
-        later = array("I", (left for group in groups for left in reversed(range(len(group)))))
-        return rows, later
+        return [(row, later) for group in groups for row, later in zip(group, reversed(range(len(group))), strict=True)]
 
 
 def _groups(prompts: Sequence[bytes]) -> list[list[int]]:

@@ -6,11 +6,11 @@ A part is a run of rows that are sent, answered and written as a unit: consecuti
 
 import hashlib
 import zlib
-from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cluster.batch.order import Window, prompt_of
 from cluster.batch.rows import BatchRequest, UnusableRowError, parse
@@ -28,32 +28,37 @@ GAP_BYTES = 16384
 SHOWN = 5
 
 
+class Row(NamedTuple):
+    """A row of the input: its line number, from 1, its place in bytes, and the CRC-32 of the line.
+
+    later: how many rows after it begin the same.
+    """
+
+    line: int
+    offset: int
+    size: int
+    check: int
+    later: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of the input in the order in which they are sent. window: the number of theirs, in input order.
-
-    lines: their line numbers, from 1. offsets, sizes: their places in the input, bytes. later: as `Window.take`.
-    digest: of the rows.
-    """
+    """Rows of the input in the order in which they are sent. window: the number of theirs, in input order."""
 
     index: int
     window: int
-    lines: tuple[int, ...]
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    later: tuple[int, ...]
-    digest: int
+    sent: tuple[Row, ...]
 
     @property
     def rows(self) -> int:
-        return len(self.lines)
+        return len(self.sent)
 
     def ranges(self) -> list[tuple[int, int]]:
         """What is read of the input for this part, (start, end) in bytes; each row is in one of them."""
         found: list[tuple[int, int]] = []
-        for offset, size in sorted(zip(self.offsets, self.sizes, strict=True)):
-            start = found.pop()[0] if found and offset - found[-1][1] <= GAP_BYTES else offset
-            found.append((start, offset + size))
+        for row in sorted(self.sent):
+            start = found.pop()[0] if found and row.offset - found[-1][1] <= GAP_BYTES else row.offset
+            found.append((start, row.offset + row.size))
         return found
 
 
@@ -77,7 +82,7 @@ def read_plan(url: str) -> InputPlan:
     Memory: about 400 bytes per row, for the custom_ids and the parts, and the prompts of one window.
     """
     plan, sha = InputPlan(), hashlib.sha256()
-    rows, lines_of, repeated = _Rows(), dict[bytes, int](), list[str]()
+    rows, lines_of, repeated = _Windows(), dict[bytes, int](), list[str]()
     with open_rows(url) as (file, plan.packed):
         for number, line in enumerate(file, 1):
             sha.update(line)
@@ -95,7 +100,8 @@ def read_plan(url: str) -> InputPlan:
         more = f" and {len(repeated) - SHOWN} more" if len(repeated) > SHOWN else ""
         shown = ", ".join(repeated[:SHOWN])
         raise SkimError(f"{url} uses a custom_id twice: {shown}{more}; give every row its own custom_id")
-    plan.fingerprint, plan.rows, plan.parts = sha.hexdigest(), len(rows), list(rows.parts())
+    plan.fingerprint, plan.parts = sha.hexdigest(), rows.parts()
+    plan.rows = sum(part.rows for part in plan.parts)
     if not plan.rows:
         raise SkimError(f"{url} has no rows: it must hold one JSON object per line")
     return plan
@@ -114,93 +120,67 @@ def _examine(plan: InputPlan, number: int, line: bytes) -> tuple[BatchRequest | 
     return request, request.custom_id
 
 
-class _Rows:
-    """The rows in input order and the order in which they are sent, 32 bytes per row."""
+class _Windows:
+    """The rows of the input by windows, in the order in which they are sent."""
 
     def __init__(self) -> None:
-        self._offsets, self._sizes = array("Q"), array("Q")
-        self._lines, self._checks = array("I"), array("I")
-        self._order, self._later = array("I"), array("I")
-        self._ends: list[int] = []
-        self._window, self._end = Window(), 0
-
-    def __len__(self) -> int:
-        return len(self._lines)
+        self._windows: list[list[Row]] = []
+        self._rows, self._window, self._end = list[Row](), Window(), 0
 
     def skip(self, line: bytes) -> None:
         self._end += len(line)
 
     def add(self, number: int, line: bytes, prompt: bytes) -> None:
-        self._offsets.append(self._end)
-        self._sizes.append(len(line))
-        self._lines.append(number)
-        self._checks.append(zlib.crc32(line))
+        self._rows.append(Row(number, self._end, len(line), zlib.crc32(line)))
         self._end += len(line)
         if self._window.add(prompt, len(line)):
             self._close()
 
     def _close(self) -> None:
         """End the window."""
-        first = len(self._order)
-        rows, later = self._window.take()
-        self._order.extend(first + row for row in rows)
-        self._later.extend(later)
-        self._ends.append(len(self._order))
+        self._windows.append([self._rows[row]._replace(later=later) for row, later in self._window.take()])
+        self._rows = []
 
-    def parts(self) -> Iterator[Part]:
-        if len(self._order) < len(self):
+    def parts(self) -> list[Part]:
+        if self._rows:
             self._close()
-        most = min(max(len(self) // PARTS, MIN_ROWS), MAX_ROWS)
-        first = index = window = 0
-        while first < len(self):
-            window += first == self._ends[window]
-            last, size = first + 1, self._sizes[self._order[first]]
-            while last < min(self._ends[window], first + most):
-                size += self._sizes[self._order[last]]
-                if size > MAX_BYTES:
-                    break
-                last += 1
-            last = self._whole_groups(first, last, most)
-            yield self._part(index, window, first, last)
-            first, index = last, index + 1
-
-    def _whole_groups(self, first: int, last: int, most: int) -> int:
-        """Where a part ends that has room until `last`: before a group that it would divide, if it is half full."""
-        ends = [row for row in range(first + (most + 1) // 2, last + 1) if not self._later[row - 1]]
-        return ends[-1] if ends else last
-
-    def _part(self, index: int, window: int, first: int, last: int) -> Part:
-        def of(column: Sequence[int]) -> tuple[int, ...]:
-            return tuple(column[row] for row in self._order[first:last])
-
-        return Part(
-            index,
-            window,
-            of(self._lines),
-            of(self._offsets),
-            of(self._sizes),
-            tuple(self._later[first:last]),
-            _digest(of(self._checks)),
-        )
+        most = min(max(sum(map(len, self._windows)) // PARTS, MIN_ROWS), MAX_ROWS)
+        parts: list[Part] = []
+        for window, rows in enumerate(self._windows):
+            first = 0
+            while first < len(rows):
+                last = _end_of_part(rows, first, most)
+                parts.append(Part(len(parts), window, tuple(rows[first:last])))
+                first = last
+        return parts
 
 
-def _digest(checks: Sequence[int]) -> int:
-    return zlib.crc32(array("I", checks).tobytes())
+def _end_of_part(rows: Sequence[Row], first: int, most: int) -> int:
+    """Where a part ends that begins at `first`: before a group that it would divide, if it is half full."""
+    last, size = first + 1, rows[first].size
+    while last < min(len(rows), first + most):
+        size += rows[last].size
+        if size > MAX_BYTES:
+            break
+        last += 1
+    ends = [end for end in range(first + (most + 1) // 2, last + 1) if not rows[end - 1].later]
+    return ends[-1] if ends else last
 
 
-def read_part(url: str, part: Part) -> list[tuple[int, bytes]]:
-    """(line number, line) of each row of the part. Raises SkimError if the rows have changed since `read_plan`."""
+def read_part(url: str, part: Part) -> list[bytes]:
+    """The lines of the part's rows. Raises SkimError if the rows have changed since `read_plan`."""
     fs, path = locate(url)
     starts, ends = zip(*part.ranges(), strict=True)
     with storage_errors(url):
         found = fs.cat_ranges([path] * len(starts), list(starts), list(ends), on_error="raise")
     lines = []
-    for offset, size in zip(part.offsets, part.sizes, strict=True):
-        place = bisect_right(starts, offset) - 1
-        start = offset - starts[place]
-        lines.append(found[place][start : start + size])
-    if _digest([zlib.crc32(line) for line in lines]) != part.digest:
-        raise SkimError(
-            f"{url} changed during the job (part {part.index}): submit again when the file no longer changes"
-        )
-    return list(zip(part.lines, lines, strict=True))
+    for row in part.sent:
+        place = bisect_right(starts, row.offset) - 1
+        start = row.offset - starts[place]
+        line = found[place][start : start + row.size]
+        if zlib.crc32(line) != row.check:
+            raise SkimError(
+                f"{url} changed during the job (part {part.index}): submit again when the file no longer changes"
+            )
+        lines.append(line)
+    return lines

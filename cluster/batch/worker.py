@@ -11,7 +11,7 @@ import msgspec
 
 from cluster.batch.client import BatchClient, Endpoint
 from cluster.batch.journal import Journal
-from cluster.batch.plan import Part, read_part
+from cluster.batch.plan import Part, Row, read_part
 from cluster.batch.rows import BatchAnswer, RowFault, UnusableRowError, parse, usage_of
 from skim_common.errors import SkimError
 
@@ -60,22 +60,21 @@ class PartWorker:
 
     async def answer(self, part: Part) -> PartReport:
         """Send all rows of `part` and commit the answers. Raises SkimError if the job cannot continue."""
-        rows = await asyncio.to_thread(read_part, self._work.input, part)
-        sent = zip(rows, part.later, strict=True)
-        answers = await asyncio.gather(*(self._answer(number, line, later) for (number, line), later in sent))
+        lines = await asyncio.to_thread(read_part, self._work.input, part)
+        answers = await asyncio.gather(*map(self._answer, part.sent, lines))
         await asyncio.to_thread(self._journal.commit, part, answers)
         usages = [usage_of(answer.response.body) for answer in answers if answer.response]
         prompt_tokens, answer_tokens = (sum(column) for column in zip(*usages, strict=True)) if usages else (0, 0)
         return PartReport(len(answers), sum(answer.failed for answer in answers), prompt_tokens, answer_tokens)
 
-    async def _answer(self, number: int, line: bytes, later: int) -> BatchAnswer:
-        name = f"batch_req_{self._work.batch_id}_{number}"
+    async def _answer(self, row: Row, line: bytes) -> BatchAnswer:
+        name = f"batch_req_{self._work.batch_id}_{row.line}"
         try:
             request = parse(line)
-        except UnusableRowError as row:
-            fault = msgspec.structs.replace(row.fault, message=f"line {number}: {row.fault.message}")
-            return BatchAnswer(name, row.custom_id, None, fault)
-        outcome = await self._client.ask(request, later)
+        except UnusableRowError as error:
+            fault = msgspec.structs.replace(error.fault, message=f"line {row.line}: {error.fault.message}")
+            return BatchAnswer(name, error.custom_id, None, fault)
+        outcome = await self._client.ask(request, row.later)
         if isinstance(outcome, RowFault):
             return BatchAnswer(name, request.custom_id, None, outcome)
         return BatchAnswer(name, request.custom_id, outcome, None)

@@ -6,19 +6,19 @@ import signal
 import sys
 import threading
 import traceback
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from cluster.commands import config as config_commands
-from cluster.commands.explain import explain
+from cluster.commands.grouped import grouped
 from cluster.commands.keep_rate import KeepRate, keep_rate_value
 from cluster.commands.keys import app as key_commands
 from cluster.commands.lazy import lazy_group
-from cluster.commands.pairs import pairs
 from cluster.commands.plan import app as plan_commands
 from skim_common.errors import SkimError
 from skim_common.proxies import call_directly
@@ -26,10 +26,17 @@ from skim_common.proxies import call_directly
 SERVING = "Serving"
 TOOLS = "One model at a time"
 
-# What stands above this folder: it is named here, and imported only when it is asked for.
+# Imported only when they are asked for. What stands above this folder is named here alone.
 LAZY: dict[str | None, dict[str, str]] = {
-    SERVING: {"demo": "demo_models.demo:demo", "batch": "cluster.batch.command:batch"},
+    SERVING: {
+        "top": "cluster.commands.top:top",
+        "demo": "demo_models.demo:demo",
+        "batch": "cluster.batch.command:batch",
+    },
     TOOLS: {
+        "pairs": "cluster.commands.pairs:pairs",
+        "explain": "cluster.commands.explain:explain",
+        "select": "cluster.commands.tools:select",
         "bench": "benchmarks.commands:app",
         "eval": "evals.commands.evaluate:evaluate",
         "calibrate": "evals.commands.calibrate:calibrate",
@@ -68,9 +75,6 @@ QUIET = {
 Model = Annotated[
     Path | None, typer.Option(metavar="MODEL", help="Model: a folder (Hugging Face layout), or owner/name@revision.")
 ]
-EngineKind = Annotated[str, typer.Option("--engine", metavar="vllm|mock", help="Engine of the model.")]
-EngineOptions = typer.Option(metavar="JSON", help='Options of the engine, such as \'{"dtype": "float32"}\'.')
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")]
 
 
 def main() -> NoReturn:
@@ -130,12 +134,21 @@ def skim(
 ) -> None: ...
 
 
+@dataclass(frozen=True)
+class RouterFlags:
+    """Settings of the deployment's `router`."""
+
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None
+
+
 @app.command(
     rich_help_panel=SERVING,
     context_settings={"ignore_unknown_options": True},
     epilog="After these, every flag of `vllm serve` as vLLM has it (`vllm serve --help=all`): for the target and the "
     "endpoint as --FLAG, for the speculator as --speculator.FLAG.",
 )
+@grouped
 def serve(
     ctx: typer.Context,
     words: Annotated[
@@ -151,8 +164,8 @@ def serve(
     keep_rate: KeepRate = None,
     look_ahead: Annotated[int | None, typer.Option(help="Tokens decoded ahead whose queries score, 0 to 64.")] = None,
     tensor_parallel: Annotated[int | None, typer.Option(help="GPUs (or CPU sockets) per target replica.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    *,
+    router: RouterFlags,
     address: Annotated[
         str | None,
         typer.Option(help="Ray cluster to join; 'auto' is the one on this machine. Default: a new one."),
@@ -185,7 +198,7 @@ def serve(
             "speculator.engine": engine,
             "selection.keep_rate": keep_rate_value(keep_rate),
             "selection.look_ahead": look_ahead,
-            **{f"router.{name}": value for name, value in (("host", host), ("port", port)) if value is not None},
+            **{f"router.{name}": value for name, value in asdict(router).items() if value is not None},
         },
     )
     from cluster.serve.front_process import begin_check
@@ -236,28 +249,8 @@ def status(
     """Say of each pool and of the router what runs, and why a pool is down; exit code 1 if one is."""
     from cluster.commands.status import run_status
 
-    if not run_status(address, Console(highlight=False)):
+    if not run_status(address):
         raise typer.Exit(1)
-
-
-@app.command(rich_help_panel=SERVING)
-def top(
-    url: Annotated[str, typer.Argument(metavar="[URL]", help="The endpoint.")] = "http://localhost:8000",
-    interval: Annotated[
-        float, typer.Option(min=1.0, help="Seconds from page to page; rates and quantiles hold for this time.")
-    ] = 10.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one page, after one interval, and leave.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --once: print JSON instead of the page.")] = False,
-) -> None:
-    """Show a running deployment on one page until Ctrl-C: replicas, modes, first token, kept share, drafts, queue.
-
-    The values come from the endpoint's /metrics. It needs no Prometheus server.
-    """
-    from cluster.commands.top import run_top
-
-    if as_json and not once:
-        raise SkimError("--json prints one page: add --once")
-    run_top(url, interval, Console(highlight=False), once=once, as_json=as_json)
 
 
 def _announce(url: str, model: str, how_it_stops: str = "") -> None:
@@ -265,55 +258,3 @@ def _announce(url: str, model: str, how_it_stops: str = "") -> None:
     console.print(f"\nReady at [bold]{url}/v1[/]{how_it_stops}\n")
     curl = f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'\n"
     console.print(curl, markup=False, soft_wrap=True)
-
-
-app.command(rich_help_panel=TOOLS)(pairs)
-app.command(rich_help_panel=TOOLS)(explain)
-
-
-@app.command(rich_help_panel=TOOLS)
-def select(
-    speculator: Annotated[Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name@revision.")],
-    target: Annotated[
-        Path | None,
-        typer.Option(metavar="MODEL", help="Target whose tokens are selected, if its tokenizer is another one."),
-    ] = None,
-    prompt_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompt as text.")] = None,
-    prompt_ids: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompt as a JSON list of token ids.")] = None,
-    chat: Annotated[bool, typer.Option(help="Wrap the text as one user turn of the chat template.")] = False,
-    keep_rate: KeepRate = None,
-    look_ahead: Annotated[int, typer.Option(help="Tokens decoded ahead whose queries score, 0 to 64.")] = 8,
-    granularity: Annotated[
-        str, typer.Option(help="What is kept as a whole: text (lines and sentences), chunk or token.")
-    ] = "text",
-    chunk_size: Annotated[int, typer.Option(help="Tokens per chunk, of token ids and with --granularity chunk.")] = 32,
-    keep_ranges: Annotated[
-        str, typer.Option(metavar="JSON", help='Character ranges of the text with a keep: [[0, 900, "always"]].')
-    ] = "[]",
-    engine: EngineKind = "vllm",
-    speculator_options: Annotated[str, EngineOptions] = "{}",
-    json_file: JsonFile = None,
-) -> None:
-    """Run only the speculator and see what it keeps of a prompt."""
-    from cluster.commands.tools import read_options, read_prompt, read_ranges, run_select
-
-    options = read_options(speculator_options, "--speculator-options")
-    selection = {
-        **({} if keep_rate is None else {"keep_rate": keep_rate_value(keep_rate)}),
-        "look_ahead": look_ahead,
-        "granularity": granularity,
-        "chunk_size": chunk_size,
-    }
-    prompt = read_prompt(target or speculator, prompt_file, prompt_ids, chat=chat)
-    selection["keep_ranges"] = read_ranges(keep_ranges, prompt)
-    shown = Console(highlight=False)
-    _finish(run_select(speculator, target or speculator, prompt, selection, engine, options, shown), json_file)
-
-
-def _finish(result: dict[str, Any], json_file: Path | None) -> None:
-    if json_file is None:
-        return
-    from cluster.json_file import write_json
-
-    write_json(json_file, result)
-    console.print(f"Wrote {json_file}", markup=False, soft_wrap=True)

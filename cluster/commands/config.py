@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+
+from cluster.commands.output import print_line
 
 if TYPE_CHECKING:
     from cluster.config.schema import DeploymentConfig
 
 app = typer.Typer(help="Check a deployment file, or show it with every default filled in.", no_args_is_help=True)
-console = Console(highlight=False)
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Deployment file.")]
 
@@ -27,11 +27,11 @@ def check(config: ConfigFile) -> None:
 
     absent = absent_folders(deployment)
     notice = check_deployment(deployment) if not absent else None
-    _print_line(f"{config} is valid: {_pools(deployment)}")
+    print_line(f"{config} is valid: {_pools(deployment)}")
     if notice:
-        _print_line(f"  {notice}")
+        print_line(f"  {notice}")
     for model in absent:
-        _print_line(f"  {model} is not on this machine: the model was not checked")
+        print_line(f"  {model} is not on this machine: the model was not checked")
 
 
 @app.command()
@@ -51,15 +51,11 @@ def manifests(
 ) -> None:
     """Write the deployment's Kubernetes objects for the KubeRay operator (docs/kubernetes.md)."""
     from cluster.config.load import load_config
-    from cluster.kuberay.rollout import upgrade_notice
     from cluster.kuberay.write import write_manifests
     from cluster.serve.preflight import with_known_pins
 
-    deployment = with_known_pins(load_config(config), _print_line)
-    for file in write_manifests(deployment, output):
-        _print_line(f"Wrote {file}")
-    if notice := upgrade_notice(deployment):
-        _print_line(notice)
+    for file in write_manifests(with_known_pins(load_config(config), print_line), output):
+        print_line(f"Wrote {file}")
 
 
 def _pools(config: "DeploymentConfig") -> str:
@@ -69,7 +65,3 @@ def _pools(config: "DeploymentConfig") -> str:
         for name, p in config.pools.items()
     ]
     return f"{config.served_model_name}, " + ", ".join(parts)
-
-
-def _print_line(line: str) -> None:
-    console.print(line, markup=False, soft_wrap=True)

@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cluster.commands.keep_rate import KeepRate, keep_rate_value
+from cluster.commands.grouped import grouped
+from cluster.commands.selection_flags import SelectionFlags
 from skim_common.errors import SkimError
 
 
+@grouped
 def explain(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML page to write.")],
     prompt: Annotated[
@@ -31,24 +33,16 @@ def explain(
         typer.Option(metavar="MODEL", help="Target whose tokens are selected. The default is the speculator."),
     ] = None,
     chat: Annotated[bool, typer.Option(help="Wrap a text as one user turn of the chat template.")] = False,
-    keep_rate: KeepRate = None,
-    options: Annotated[
-        str, typer.Option(metavar="JSON", help="Further options of speculative_prefill, such as '{\"coverage\": 0.9}'.")
-    ] = "{}",
-    engine: Annotated[str, typer.Option(metavar="vllm|mock", help="Engine of the speculator.")] = "vllm",
-    speculator_options: Annotated[
-        str, typer.Option(metavar="JSON", help='Options of the engine, such as \'{"dtype": "float32"}\'.')
-    ] = "{}",
+    *,
+    flags: SelectionFlags,
 ) -> None:
     """Show on a page what is kept of a prompt, with score and reason of each part.
 
     Give --prompt and --speculator to select now, in this process. Give --request to see what a running endpoint kept.
     The text of a request is that of --prompt (with --target), or the endpoint holds it.
     """
-    from cluster.commands.tools import quick_start, read_options
     from cluster.explain.page import render
     from cluster.explain.sources import from_prompt, from_request, read_prompt_file
-    from router.options.request import PREFILL, PrefillOptions
 
     text = None if prompt is None else read_prompt_file(prompt, chat=chat)
     if request is not None:
@@ -57,16 +51,8 @@ def explain(
     elif text is None or speculator is None:
         raise SkimError("give --prompt and --speculator, or --request")
     else:
-        rate = {} if keep_rate is None else {"keep_rate": keep_rate_value(keep_rate)}
-        asked = {**rate, **read_options(options, "--options")}
-        source = from_prompt(
-            text,
-            str(speculator),
-            str(target or speculator),
-            PREFILL.resolve(PrefillOptions(), None, asked),
-            engine=engine,
-            engine_options={**quick_start(engine), **read_options(speculator_options, "--speculator-options")},
-        )
+        models = str(speculator), str(target or speculator)
+        source = from_prompt(text, *models, flags.prefill, engine=flags.engine, engine_options=flags.start_options)
     page = render(*source)
     try:
         output.write_text(page, encoding="ascii")

@@ -3,18 +3,18 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cluster.commands.tools import quick_start, read_options
+from cluster.commands.selection_flags import quick_start, read_options
 from skim_common.errors import SkimError
 from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model
 from skim_common.models.source import located
-from speculator_service.factory import create_engine
-from speculator_service.scoring.heads import HeadProfile, save, saved_file
-from speculator_service.start.find_heads import find_heads
+
+if TYPE_CHECKING:
+    from speculator_service.scoring.heads import HeadProfile
 
 
 def heads(
@@ -39,6 +39,8 @@ def heads(
     from rich.console import Console
     from rich.progress import Progress
 
+    from speculator_service.scoring.heads import save, saved_file
+
     console, options = Console(highlight=False), read_options(speculator_options, "--speculator-options")
     if output is None:
         saved_file("")  # a user without a home is told before the work
@@ -56,11 +58,14 @@ def heads(
     console.print(f"Wrote {file}", markup=False, soft_wrap=True)
 
 
-def run(model: str, options: dict[str, Any], progress: Callable[[int, int], None]) -> HeadProfile:
+def run(model: str, options: dict[str, Any], progress: Callable[[int, int], None]) -> "HeadProfile":
     """The profile of a model, by vLLM's engine with these options. Raises SkimError, also if no heads are good enough.
 
     progress: as in `find_heads`.
     """
+    from speculator_service.factory import create_engine
+    from speculator_service.start.find_heads import find_heads
+
     model_fingerprint(inspect_model(model, engine="vllm"))
     engine = create_engine("vllm", model, options={**quick_start("vllm"), **options})
     try:

@@ -10,10 +10,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from cluster.json_file import write_json
+from cluster.commands.output import console, print_line, write_result
 from skim_common.errors import SkimError
-
-console = Console(highlight=False)
 
 
 def pairs(
@@ -31,9 +29,7 @@ def pairs(
     tokenizers are read. The check is that of `skim serve`. docs/models.md has the known families.
     """
     result = _checked(target, among or [], keep_rate)
-    if json_file is not None:
-        write_json(json_file, result)
-        _print_line(f"Wrote {json_file}")
+    write_result(result, json_file)
 
 
 def _checked(target: Path, among: list[Path], keep_rate: float) -> dict[str, Any]:
@@ -62,10 +58,10 @@ def _as_json(one: Any) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from cluster.plan.cost import LENGTHS
+    from cluster.plan.fit import LENGTHS
 
     target, size = result["target"], result["target"]["size"]
-    _print_line(f"Target {target['name']}: {_parameters(size)} parameters, {size['positions']} tokens")
+    print_line(f"Target {target['name']}: {_parameters(size)} parameters, {size['positions']} tokens")
     lengths = [f"{tokens // 1024}k" for tokens in LENGTHS]
     right = [Column(name, justify="right", no_wrap=True) for name in ("size", "cost", *lengths, "tokens")]
     table = Table(
@@ -82,8 +78,8 @@ def _show(result: dict[str, Any]) -> None:
     console.print(table)
     for one in result["speculators"]:
         if one["reason"]:
-            _print_line(one["reason"] if one["name"] in one["reason"] else f"{one['name']}: {one['reason']}")
-    _print_line(
+            print_line(one["reason"] if one["name"] in one["reason"] else f"{one['name']}: {one['reason']}")
+    print_line(
         "\ncost: parameters that compute a prompt token, as a share of the target's."
         f" {', '.join(lengths)}: operations to the first token of a prompt of this length with keep rate"
         f" {result['keep_rate']:g}, as a share of a dense prefill's. The second line is for `read: windows`; else the"
@@ -97,7 +93,3 @@ def _parameters(size: dict[str, int | None] | None) -> str:
     if not count:
         return ""
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
-
-
-def _print_line(line: str) -> None:
-    console.print(line, markup=False, soft_wrap=True)

@@ -1,15 +1,15 @@
 """`skim plan`: how many GPUs a deployment needs, how fast it will be, and whether Skim pays."""
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Column, Table
 
-from cluster.json_file import write_json
+from cluster.commands.grouped import grouped
+from cluster.commands.output import console, print_line, write_result
 from skim_common.errors import SkimError
 
 if TYPE_CHECKING:
@@ -17,41 +17,44 @@ if TYPE_CHECKING:
     from cluster.plan.size import Sizer
 
 app = typer.Typer(help="Plan a deployment from the configs of its models (docs/plan.md).", no_args_is_help=True)
-console = Console(highlight=False)
 
 
 @app.callback()
 def plan() -> None: ...
 
 
+@dataclass(frozen=True)
+class LoadOptions:
+    """The load of `cluster.plan.pools.Load`. keep_rate: None if no option says it."""
+
+    qps: Annotated[float, typer.Option(min=1e-6, help="Prompts per second.")] = 1.0
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 32000
+    answer: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 300
+    slo_ttft: Annotated[float, typer.Option(min=0.0, help="Longest mean time to the first token, seconds.")] = 2.0
+    slo_tpot: Annotated[float, typer.Option(min=0.0, help="Longest mean time per token of an answer, seconds.")] = 0.05
+    keep_rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, max=1.0, help="Share of the prompt to keep. Default: that of the file, or of `auto`."),
+    ] = None
+    acceptance: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Probability that a draft is accepted after those before it.")
+    ] = 0.7
+
+
 @app.command()
+@grouped
 def size(
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="A deployment file with both models.")] = None,
     target: Annotated[Path | None, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name.")] = None,
     speculator: Annotated[Path | None, typer.Option(metavar="MODEL", help="Speculator.")] = None,
     gpu: Annotated[str, typer.Option(help="a100, l40s, h100, h200 or b200.")] = "h100",
-    qps: Annotated[float, typer.Option(min=1e-6, help="Prompts per second.")] = 1.0,
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 32000,
-    answer: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 300,
-    slo_ttft: Annotated[float, typer.Option(min=0.0, help="Longest mean time to the first token, seconds.")] = 2.0,
-    slo_tpot: Annotated[float, typer.Option(min=0.0, help="Longest mean time per token of an answer, seconds.")] = 0.05,
-    keep_rate: Annotated[
-        float | None,
-        typer.Option(min=0.001, max=1.0, help="Share of the prompt to keep. Default: that of the file, or of `auto`."),
-    ] = None,
-    acceptance: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Probability that a draft is accepted after those before it.")
-    ] = 0.7,
+    *,
+    load: LoadOptions,
     drafts: Annotated[
         int | None, typer.Option(min=0, max=16, help="Drafts per step, K. Default: the best, or none.")
     ] = None,
     weight_bits: Annotated[float, typer.Option(min=1, max=32, help="Bits of a stored weight of both models.")] = 16,
     kv_bits: Annotated[float, typer.Option(min=1, max=32, help="Bits of a number in the KV caches.")] = 16,
-    price: Annotated[float | None, typer.Option(min=0.0, help="Price of one GPU for an hour.")] = None,
-    calibrate: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Take the speed of reads from the running deployment of FILE, its endpoint."),
-    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")] = None,
 ) -> None:
     """Say how many GPUs each pool needs for a load, against plain vLLM on the same GPUs.
@@ -61,21 +64,16 @@ def size(
     from cluster.config.load import load_config
     from cluster.plan.kept import kept_by_default
     from cluster.plan.pools import Load
-    from cluster.plan.report import answer as plan_answer
+    from cluster.plan.report import answer
 
     config = load_config(file) if file else None
     sizer, rate = _sizer(config, [target, speculator], gpu, weight_bits, kv_bits)
-    _check_positions(sizer, prompt + answer)
-    rate = keep_rate or rate
-    share = rate or kept_by_default(prompt)
-    load = Load(qps, prompt, answer, slo_ttft, slo_tpot, share, acceptance, by_default=rate is None)
-    if calibrate is not None:
-        sizer = _calibrated(sizer, config, calibrate)
-    result = plan_answer(sizer, load, price, drafts)
+    _check_positions(sizer, load.prompt + load.answer)
+    rate = load.keep_rate or rate
+    shared = asdict(load) | {"keep_rate": rate or kept_by_default(load.prompt)}
+    result = answer(sizer, Load(**shared, by_default=rate is None), drafts)
     _show(result)
-    if json_file is not None:
-        write_json(json_file, result)
-        _print_line(f"Wrote {json_file}")
+    write_result(result, json_file)
 
 
 def _sizer(
@@ -112,43 +110,28 @@ def _check_positions(sizer: "Sizer", tokens: int) -> None:
             )
 
 
-def _calibrated(sizer: "Sizer", config: "DeploymentConfig | None", url: str) -> "Sizer":
-    """The sizer with the speeds of the deployment that runs at `url`. Raises SkimError."""
-    from cluster.commands.top import read_metrics
-    from cluster.plan.calibrate import calibrated
-
-    if config is None:
-        raise SkimError("--calibrate needs the deployment file of what runs: give FILE")
-    pools = {"target": config.target, "speculator": config.speculator}
-    ranks = {name: pool.tensor_parallel for name, pool in pools.items()}
-    found = calibrated(read_metrics(url).samples, sizer.gpu, ranks)
-    for pool, share in found.shares(sizer.gpu).items():
-        _print_line(f"Measured: the {pool} reaches {100 * share:.2g}% of the peak of {sizer.gpu.name} when it reads")
-    return replace(sizer, machine=found.target, speculator_machine=found.speculator)
-
-
 def _show(result: dict[str, Any]) -> None:
     load, gpu = result["load"], result["gpu"]["name"]
-    _print_line(
+    print_line(
         f"{load['qps']:g} prompts per second of {load['prompt']:,} tokens, answers of {load['answer']:,}, on {gpu};"
         f" keep rate {load['keep_rate']:g}, acceptance {load['acceptance']:g}"
     )
     console.print(_systems(result))
     console.print(_pools(result))
     if drafts := result["drafts"]:
-        _print_line(
+        print_line(
             f"Best K for one answer at a time: {drafts['best_alone']}, {drafts['speed_up_alone']:.2f} times as fast; in"
             f" this plan {drafts['in_the_plan']}."
         )
     if result["skim"]:
         tokens = result["pays_from_tokens"]
         when = f"from {tokens:,} tokens" if tokens else "at no length"
-        _print_line(f"One prompt alone: its first token is sooner with Skim {when}.")
-    _print_line(result["verdict"])
+        print_line(f"One prompt alone: its first token is sooner with Skim {when}.")
+    print_line(result["verdict"])
     errors = ", ".join(f"{name} {error:.0%}" for name, error in result["median_errors"].items())
-    _print_line(f"\nMedian error against the measurements of the repository: {errors}.")
+    print_line(f"\nMedian error against the measurements of the repository: {errors}.")
     for line in result["assumptions"]:
-        _print_line(line)
+        print_line(line)
 
 
 def _systems(result: dict[str, Any]) -> Table:
@@ -161,8 +144,6 @@ def _systems(result: dict[str, Any]) -> Table:
         "per token": "{per_token_s:.4f} s",
         "SLOs": "{slos}",
     }
-    if any(plan and "cost_per_million_tokens" in plan for plan in plans.values()):
-        rows["cost per million tokens"] = "{cost_per_million_tokens:.3f}"
     table = _table_of(plans)
     for name, form in rows.items():
         cells = [
@@ -197,7 +178,3 @@ def _pools(result: dict[str, Any]) -> Table:
 def _table_of(columns: dict[str, Any]) -> Table:
     """An empty table with a first column of names, and these."""
     return Table("", *(Column(name, justify="right") for name in columns), box=SIMPLE_HEAD, pad_edge=False)
-
-
-def _print_line(line: str) -> None:
-    console.print(line, markup=False, soft_wrap=True)

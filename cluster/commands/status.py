@@ -1,8 +1,8 @@
 """`skim status`: one line per pool and for the router, with the reason if it is down."""
 
 import ray
-from rich.console import Console
 
+from cluster.commands.output import print_line
 from cluster.serve.deployment import join_ray
 from cluster.serve.ray_liveness import call_with_timeout
 from cluster.serve.status import Part, current_parts
@@ -12,7 +12,7 @@ LIMIT_S = 20.0
 """How long Serve may take to answer."""
 
 
-def run_status(address: str, console: Console) -> bool:
+def run_status(address: str) -> bool:
     """Print one line per part. Returns whether all parts are healthy. Raises SkimError if no deployment runs."""
     join_ray(address)
     try:
@@ -20,7 +20,7 @@ def run_status(address: str, console: Console) -> bool:
     finally:
         ray.shutdown()
     for part in parts:
-        console.print(part.line, markup=False, soft_wrap=True)
+        print_line(part.line)
     return all(part.healthy for part in parts)
 
 

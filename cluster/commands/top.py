@@ -8,9 +8,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from threading import Event
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
+import typer
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -145,11 +146,23 @@ def _number(value: float, unit: str) -> str:
     return {"share": f"{100 * value:.0f} %", "per_s": f"{value:.3g}/s"}.get(unit, f"{value:.4g}")
 
 
-def run_top(url: str, interval_s: float, console: Console, *, once: bool, as_json: bool) -> None:
-    """Show pages until Ctrl-C, or one page after one interval. Raises SkimError if the endpoint gives no metrics."""
-    stop, before = Event(), read_metrics(url)
+def top(
+    url: Annotated[str, typer.Argument(metavar="[URL]", help="The endpoint.")] = "http://localhost:8000",
+    interval: Annotated[
+        float, typer.Option(min=1.0, help="Seconds from page to page; rates and quantiles hold for this time.")
+    ] = 10.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one page, after one interval, and leave.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --once: print JSON instead of the page.")] = False,
+) -> None:
+    """Show a running deployment on one page until Ctrl-C: replicas, modes, first token, kept share, drafts, queue.
+
+    The values come from the endpoint's /metrics. It needs no Prometheus server.
+    """
+    if as_json and not once:
+        raise SkimError("--json prints one page: add --once")
+    console, stop, before = Console(highlight=False), Event(), read_metrics(url)
     if once:
-        time.sleep(interval_s)
+        time.sleep(interval)
         now = read_metrics(url)
         found, over_s = figures(before, now), now.at - before.at
         console.print_json(json.dumps({"over_s": over_s, **found})) if as_json else console.print(page(found, over_s))
@@ -158,7 +171,7 @@ def run_top(url: str, interval_s: float, console: Console, *, once: bool, as_jso
         signal.signal(number, lambda *_: stop.set())
     shown: tuple[dict[str, Any], float] = figures(before, before), 0.0
     with Live(page(*shown), console=console, screen=console.is_terminal, auto_refresh=False) as live:
-        while not stop.wait(interval_s):
+        while not stop.wait(interval):
             try:
                 now = read_metrics(url)
             except SkimError as error:

@@ -6,7 +6,7 @@ them: the check that they fit, their start and end, the selection, request ids a
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kv_transfer.draft_channel.server import DraftServer
     from speculator_service.drafting.drafter import DraftService
     from speculator_service.engine import SpeculatorEngine
-    from speculator_service.records import Records
+    from speculator_service.service import SpeculatorService
     from target_service.engine import TargetEngine
 
 HOST = "127.0.0.1"
@@ -84,7 +84,9 @@ class AsyncPair:
         are in the speculator's own.
         Raises ModelError for models that cannot be used or do not fit, SkimError for an engine that does not start.
         """
+        from speculator_service import factory as speculator_factory
         from speculator_service.translation.engine import translated, translation_for
+        from target_service import factory as target_factory
 
         self._model = target.model if target is not None else reads_for or (speculator.model if speculator else None)
         translation = None
@@ -99,11 +101,10 @@ class AsyncPair:
         self._numbers = count()
         try:
             if speculator is not None:
-                engine = _start_speculator(speculator)
-                self._own = engine, speculator, translation
-                self._speculator = translated(engine, translation)
+                self._own = speculator.start(speculator_factory.create_engine), speculator.model, translation
+                self._speculator = translated(self._own[0], translation)
             if target is not None:
-                self._target = _start_target(target)
+                self._target = target.start(target_factory.create_engine)
         except BaseException:
             if self._speculator is not None:
                 self._speculator.close()
@@ -142,11 +143,10 @@ class AsyncPair:
         return DraftService(self.speculator)
 
     @cached_property
-    def records(self) -> "Records":
-        """What was kept for earlier prompts."""
-        from speculator_service.records import MAX_TOKENS, Records
+    def _service(self) -> "SpeculatorService":
+        from speculator_service.service import SpeculatorService
 
-        return Records(self.speculator.info.cache_tokens or MAX_TOKENS)
+        return SpeculatorService(self.speculator)
 
     async def ensure_heads(self) -> None:
         """As `speculator_service.start.find_heads.ensure_heads`, if there is a speculator."""
@@ -155,8 +155,8 @@ class AsyncPair:
 
         if self._speculator is None:
             return
-        engine, settings, translation = self._own
-        await ensure_heads(engine, settings.model)
+        engine, model, translation = self._own
+        await ensure_heads(engine, model)
         self._speculator = translated(engine, translation)
 
     async def draft_address(self) -> str:
@@ -177,14 +177,13 @@ class AsyncPair:
         Raises InvalidRequestError for a prompt that the speculator cannot take, EngineUnavailableError if it is dead.
         """
         from speculator_service.drafting.begin import begin_drafts
-        from speculator_service.service import SpeculatorService
 
-        drafts = request.decode is not None and request.decode.method == "remote"
-        service = SpeculatorService(
-            self.speculator, await self.draft_address() if drafts else None, records=self.records
-        )
-        selection = await service.select(request)
-        return begin_drafts(self.drafts, request, selection, service.draft_context(request))
+        if request.decode is None or request.decode.method != "remote":
+            return await self._service.select(replace(request, decode=None))
+        if self.speculator.supports_drafts:
+            self._service.address = await self.draft_address()
+        selection = await self._service.select(request)
+        return begin_drafts(self.drafts, request, selection, self._service.draft_context(request))
 
     def generate(
         self,
@@ -224,17 +223,3 @@ class AsyncPair:
         finally:
             if self._speculator is not None:
                 self._speculator.close()
-
-
-def _start_speculator(settings: EngineSettings) -> "SpeculatorEngine":
-    from speculator_service.factory import create_engine
-
-    engine: SpeculatorEngine = settings.start(create_engine)
-    return engine
-
-
-def _start_target(settings: EngineSettings) -> "TargetEngine":
-    from target_service.factory import create_engine
-
-    engine: TargetEngine = settings.start(create_engine)
-    return engine

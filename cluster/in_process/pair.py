@@ -22,7 +22,6 @@ from kv_transfer.sampling import FINAL_ONLY
 from router.options.policies import Keep
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
-from router.prompt.rendered import RenderedPrompt
 from skim_common.environment import unless_set
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.source import is_within_reach
@@ -204,12 +203,7 @@ class Pair:
         """
         if "enabled" in options or "min_prompt_tokens" in options:
             raise InvalidRequestError("enabled and min_prompt_tokens are options of ask: select compresses any prompt")
-        resolved = self._resolved(options)
-
-        async def select() -> PairSelection:
-            return await self._select(render(prompt, self._pair.tokenizer, resolved), resolved)
-
-        return self._thread.run(select())
+        return self._thread.run(self._select(prompt, self._resolved(options)))
 
     def generate(
         self,
@@ -247,13 +241,8 @@ class Pair:
         `auto` is `always`: no time decides. max_tokens, temperature, sampling: as in `generate`.
         Raises as `select` and `generate`; unlike serving, also where the selection fails.
         """
-        resolved = self._resolved(options)
         fields = {"max_tokens": max_tokens, "temperature": temperature, **(sampling or {})}
-
-        async def ask() -> PairAnswer:
-            return await self._ask(render(prompt, self._pair.tokenizer, resolved), resolved, fields)
-
-        return self._thread.run(ask())
+        return self._thread.run(self._ask(prompt, self._resolved(options), fields))
 
     def _resolved(self, options: Mapping[str, Any]) -> PrefillOptions:
         """The pair's defaults, overridden by `options`."""
@@ -279,11 +268,12 @@ class Pair:
         settings = RouterConfig(guard=False, affinity=False, migration=False, select_timeout_s=FOREVER_S)
         return Dispatcher(pools, self._prefill, SpeculationOptions(), settings, Unmetered())
 
-    async def _ask(self, prompt: RenderedPrompt, options: PrefillOptions, sampling: Mapping[str, Any]) -> PairAnswer:
+    async def _ask(self, given: PromptInput, options: PrefillOptions, sampling: Mapping[str, Any]) -> PairAnswer:
         from cluster.in_process.pools import SelectionFailedError
         from router.dispatch.request import Prompt, Request
         from router.dispatch.state import CallState
 
+        prompt = render(given, self._pair.tokenizer, options)
         options = options.model_copy(update={"enabled": ALWAYS if options.enabled else False})
         call = CallState(Request(options, self._decode or DecodeOptions(), decode_is_explicit=True))
         logprobs = sampling.get("prompt_logprobs") is not None
@@ -297,7 +287,8 @@ class Pair:
         kept = outcome.selection.kept if outcome.selection else KeptPrompt.dense(prompt.token_ids)
         return PairAnswer(output.completions, kept, outcome.reason, output.timings, output.prompt_logprobs)
 
-    async def _select(self, prompt: RenderedPrompt, options: PrefillOptions) -> PairSelection:
+    async def _select(self, given: PromptInput, options: PrefillOptions) -> PairSelection:
+        prompt = render(given, self._pair.tokenizer, options)
         request = SelectRequest(
             self._pair.name("select"),
             prompt.token_ids,
@@ -306,8 +297,11 @@ class Pair:
             return_importance=True,
             decode=self._decode,
         )
-        selected = await self._pair.select(request)
-        return PairSelection.of(selected, options.selection, self._pair.speculator.info.fingerprint)
+        found, tokenizer = await self._pair.select(request), self._pair.speculator.info.fingerprint
+        scores, timings = found.importance, found.timings
+        return PairSelection(
+            found.kept, found.coverage, scores, options.selection, timings, tokenizer, found.reused_tokens
+        )
 
     async def _answer(self, kept: KeptPrompt, sampling: Mapping[str, Any]) -> PairAnswer:
         sampling = {**sampling, "output_kind": FINAL_ONLY}

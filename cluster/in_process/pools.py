@@ -1,7 +1,6 @@
 """The engines of an `AsyncPair` as the pools of a router's dispatcher."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import replace
 
 from cluster.in_process.async_pair import AsyncPair
@@ -44,14 +43,12 @@ class InProcessPools:
         except SkimError as error:
             raise SelectionFailedError(error) from None
 
-    async def generate(
+    def generate(
         self, request: GenerateRequest, admitted: Admitted = unwatched
     ) -> AsyncGenerator[GenerateOutput, None]:
         """See `Pools`."""
         admitted()
-        async with aclosing(self._pair.target.generate(request)) as outputs:
-            async for output in outputs:
-                yield output
+        return self._pair.target.generate(request)
 
     async def end_session(self, session: SessionHandle) -> None:
         """See `Pools`."""

@@ -6,6 +6,7 @@ The router renders by vLLM (`router.vllm_front.renderer`). All that follows from
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +20,7 @@ from router.prompt.frame import frame_messages, frame_of
 from router.prompt.keep_fields import messages_with_keeps
 from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import InvalidRequestError
-from skim_common.models.info import inspect_model
+from skim_common.models import info
 from skim_common.models.source import local_folder
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -34,10 +35,8 @@ PromptInput: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Me
 
 def load_tokenizer(model: str) -> Any:
     """The transformers tokenizer of a model, a folder or a hub name. Raises ModelError if there is no such model."""
-    from transformers import AutoTokenizer
-
-    inspect_model(model, engine="tokenizer")
-    return AutoTokenizer.from_pretrained(local_folder(model, weights=False))
+    info.inspect_model(model, engine="tokenizer")
+    return info.load_tokenizer(Path(local_folder(model, weights=False)))
 
 
 def render(prompt: PromptInput, tokenizer: Any, options: PrefillOptions | None = None) -> RenderedPrompt:

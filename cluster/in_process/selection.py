@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cluster.json_file import read_json, write_json
-from kv_transfer.messages import Float32Array, KeptPrompt, Selection
+from kv_transfer.messages import Float32Array, KeptPrompt
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import InvalidRequestError, SkimError
 
@@ -31,19 +31,6 @@ class PairSelection:
     timings: Mapping[str, float] = field(default_factory=dict)
     tokenizer: str | None = None
     reused_tokens: int = 0
-
-    @classmethod
-    def of(cls, selection: Selection, options: SelectionOptions, tokenizer: str) -> "PairSelection":
-        """A speculator's reply to a request with these options. tokenizer: its fingerprint, from the ModelInfo."""
-        return cls(
-            selection.kept,
-            selection.coverage,
-            selection.importance,
-            options,
-            selection.timings,
-            tokenizer,
-            selection.reused_tokens,
-        )
 
     def to_json(self) -> dict[str, Any]:
         """The file's fields. The drafting session is not among them: it ends with its pair."""

@@ -1,16 +1,41 @@
 """Whether a speculator fits a target: the check that `skim serve` makes, what the pair costs, and how far it reads."""
 
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 from cluster.config.load import config_from_settings
 from cluster.plan.candidates import Candidate
-from cluster.plan.cost import LENGTHS, FirstToken, first_token
+from cluster.plan.engine import Engine, Model
+from cluster.plan.gpus import Machine
 from cluster.serve.preflight import check_models
 from skim_common.errors import ModelError
-from skim_common.models.costs import LINEAR, read_cost
+from skim_common.models.costs import Read
 from skim_common.models.info import inspect_model, text_config
 from skim_common.models.size import ModelSize, model_size
+
+LENGTHS = (8192, 32768, 131072)
+"""Prompt lengths in tokens."""
+COUNTING = Machine(linear=1.0, attention=1.0, bandwidth=inf)
+"""On it, an engine's seconds are its operations: both pools are taken to compute as fast for their size."""
+
+
+class FirstToken(NamedTuple):
+    """The cost of the first token, where dense is 1: the speculator's read, and the target's read of what is kept.
+
+    whole: the speculator reads the prompt as a whole. windows: it reads windows (`read: windows`).
+    """
+
+    whole: float
+    windows: float
+
+
+def first_token(speculator: Model, target: Model, tokens: int, keep_rate: float) -> FirstToken:
+    """For a prompt of `tokens` tokens without cached ones. Not counted: scoring, and the decoding of the look-ahead."""
+    big, small = Engine(target, COUNTING), Engine(speculator, COUNTING, windows=True)
+    dense, kept = (big.read_s(Read.of(read)) for read in (tokens, keep_rate * tokens))
+    return FirstToken(*((read(Read(tokens)) + kept) / dense for read in (small.read_s, small.select_s)))
 
 
 @dataclass(frozen=True)
@@ -29,7 +54,7 @@ class Fit:
     verdict: "fits"; "no gain" if reading the whole prompt with it and prefilling what is kept cost as much as a dense
     prefill at all lengths; "refused". reason: why `skim serve` refuses the pair, or the limit of one that fits.
     tokenizer: "same" as the target's, or "another". cost: parameters that compute a prompt token, as a share of the
-    target's. first: the cost of the first token at each of `cluster.plan.cost.LENGTHS`; empty if a model has no usual
+    target's. first: the cost of the first token at each of `LENGTHS`; empty if a model has no usual
     shape.
     """
 
@@ -64,8 +89,10 @@ def fit(candidate: Candidate, target: Target, keep_rate: float) -> Fit:
     if not size.per_token or not target.size.per_token:
         return found
     cost = size.per_token / target.size.per_token
-    own, others = read_cost(text_config(candidate.folder)), read_cost(text_config(target.folder))
-    if LINEAR in (own, others):
+    try:
+        own = Model.of(candidate.name, text_config(candidate.folder), size)
+        others = Model.of(target.name, text_config(target.folder), target.size)
+    except ModelError:  # no usual shape
         return replace(found, cost=cost)
     first = {tokens: first_token(own, others, tokens, keep_rate) for tokens in LENGTHS}
     verdict = "fits" if min(shares.whole for shares in first.values()) < 1 else "no gain"

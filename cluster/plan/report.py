@@ -12,8 +12,8 @@ MEDIAN_ERRORS = {"ttft": 0.042, "turns": 0.044, "decode": 0.413, "gpu-ttft": 0.0
 DEFAULT = "what the default kept of prompts of this length, with Qwen2.5-Coder 0.5B for 1.5B"
 
 
-def answer(sizer: Sizer, load: Load, price: float | None = None, drafts: int | None = None) -> dict[str, Any]:
-    """The plans and the verdict. price: of a GPU for an hour, in any currency. drafts: K, or None for the best."""
+def answer(sizer: Sizer, load: Load, drafts: int | None = None) -> dict[str, Any]:
+    """The plans and the verdict. drafts: K, or None for the best."""
     skim, plain = sizer.skim(load, drafts), sizer.plain(load)
     same = sizer.plain_on(skim.gpus, load) if skim else None
     against = same or plain
@@ -23,9 +23,9 @@ def answer(sizer: Sizer, load: Load, price: float | None = None, drafts: int | N
         "speculator": sizer.speculator.name,
         "gpu": asdict(sizer.gpu),
         "load": asdict(load),
-        "skim": _shown(skim, load, price),
-        "plain": _shown(plain, load, price),
-        "plain_on_the_same_gpus": _shown(same, load, price),
+        "skim": _shown(skim, load),
+        "plain": _shown(plain, load),
+        "plain_on_the_same_gpus": _shown(same, load),
         "drafts": _drafts(sizer, load, skim),
         "pays_from_tokens": pays_from,
         "verdict": verdict(load, skim, plain, same),
@@ -52,16 +52,11 @@ def verdict(load: Load, skim: Plan | None, plain: Plan | None, same: Plan | None
     return f"Skim pays: it needs {skim.gpus} GPUs for this load, plain vLLM {plain.gpus}."
 
 
-def cost_per_million(gpus: int, load: Load, price: float) -> float:
-    """The price of a million tokens, prompts and answers together, at the planned load."""
-    return price * gpus / (3600 * load.qps * (load.prompt + load.answer)) * 1e6
-
-
 def _gpus(plan: Plan) -> str:
     return f"{plan.gpus} GPU{'s' * (plan.gpus != 1)}"
 
 
-def _shown(plan: Plan | None, load: Load, price: float | None) -> dict[str, Any] | None:
+def _shown(plan: Plan | None, load: Load) -> dict[str, Any] | None:
     if plan is None:
         return None
     shown = {
@@ -74,8 +69,6 @@ def _shown(plan: Plan | None, load: Load, price: float | None) -> dict[str, Any]
     }
     if plan.speculator:
         shown["speculator"] = _pool(plan.speculator)
-    if price is not None:
-        shown["cost_per_million_tokens"] = cost_per_million(plan.gpus, load, price)
     return shown
 
 
@@ -106,14 +99,11 @@ def _drafts(sizer: Sizer, load: Load, skim: Plan | None) -> dict[str, Any] | Non
 
 def _assumptions(sizer: Sizer, load: Load) -> list[str]:
     known = "measured on this GPU" if sizer.gpu.measured else "measured on an H200 and assumed for this GPU"
-    prefill = f"efficiencies {known}, with two models and without CUDA graphs"
-    if sizer.speculator_machine:
-        prefill = "as fast as in the running deployment, at its tensor parallelism"
     read = "as a whole"
     if sizer.windows:
         read = "in windows, as one with a head profile does, on one replica"
     return [
-        f"Prefill: {prefill}.",
+        f"Prefill: efficiencies {known}, with two models and without CUDA graphs.",
         f"The speculator reads a prompt {read}.",
         "Decoding, tensor parallelism, exchanges of drafts, batches: by formula; not measured on a GPU.",
         "Times are means under Poisson arrivals of equal prompts. Nothing comes from a prefix cache.",

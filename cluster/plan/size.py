@@ -46,8 +46,7 @@ class Plan:
 class Sizer:
     """The two models on one kind of GPU. weight_bits, kv_bits: of both models.
 
-    speculator_machine: what the speculator reaches, if both machines are measured (`cluster.plan.calibrate`).
-    None: what the target does. windows: the speculator reads prompts in windows, as one with a head profile does.
+    windows: the speculator reads prompts in windows, as one with a head profile does.
     """
 
     target: Model
@@ -56,7 +55,6 @@ class Sizer:
     machine: Machine
     weight_bits: float = 16
     kv_bits: float = 16
-    speculator_machine: Machine | None = None
     windows: bool = True
 
     def plain(self, load: Load) -> Plan | None:
@@ -131,9 +129,8 @@ class Sizer:
                 yield self.engine(model, ranks)
 
     def engine(self, model: Model, ranks: int) -> Engine:
-        reads = model is self.speculator
-        machine = (self.speculator_machine if reads else None) or self.machine
-        return Engine(model, machine, ranks, self.weight_bits, self.kv_bits, windows=reads and self.windows)
+        windows = self.windows and model is self.speculator
+        return Engine(model, self.machine, ranks, self.weight_bits, self.kv_bits, windows=windows)
 
     def kept(self, load: Load) -> int:
         """The tokens that the target reads of a prompt."""

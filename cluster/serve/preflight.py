@@ -14,7 +14,6 @@ from cluster.serve.front_process import check_front, end_front_process
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.info import check_speculator, inspect_model, same_tokens
 from skim_common.models.source import is_hub_name, is_within_reach, local_folder, pinned
-from speculator_service.translation.engine import translation_for
 
 GIB = 2**30
 # Memory of one engine's processes without weights and KV cache, measured with the demo pair on CPU.
@@ -48,6 +47,8 @@ def check_models(config: DeploymentConfig) -> str | None:
         check_speculator(speculator.model, max_model_len=infos["speculator"].max_model_len)
     if same_tokens(infos["speculator"], infos["target"]):
         return None
+    from speculator_service.translation.engine import translation_for  # it imports torch
+
     translation_for(config.speculator.model, config.target.model)
     return "the models have two tokenizers: the speculator reads the text in its own tokens (docs/models.md)"
 

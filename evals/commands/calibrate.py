@@ -47,7 +47,7 @@ def calibrate(
     plot_file: PlotFile = None,
 ) -> None:
     """Find how to score, how much to keep and when to run dense, for one pair and your own prompts."""
-    from cluster.commands.tools import read_options
+    from cluster.commands.selection_flags import read_options
     from cluster.config.load import config_from_flags
     from evals.calibration import measure as calibration
     from kv_transfer.options import SelectionOptions

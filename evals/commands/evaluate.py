@@ -100,7 +100,7 @@ def evaluate(
     plot_file: PlotFile = None,
 ) -> None:
     """Answer quality at several keep rates, on generated long-context tasks and beside simpler selections."""
-    from cluster.commands.tools import read_options
+    from cluster.commands.selection_flags import read_options
     from evals.results import families as family_results
     from evals.results import keep_rates as results
     from evals.run import run

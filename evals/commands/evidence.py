@@ -32,7 +32,7 @@ def evidence(
     plot_file: PlotFile = None,
 ) -> None:
     """How often a selection keeps all evidence of the answer, with the speculator alone."""
-    from cluster.commands.tools import read_options
+    from cluster.commands.selection_flags import read_options
     from evals.run import evidence_kept as benchmark
 
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

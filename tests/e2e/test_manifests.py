@@ -16,12 +16,12 @@ import ray
 import yaml
 from ray import serve
 from ray.cluster_utils import Cluster
+from ray.serve._private.utils import get_capacity_adjusted_num_replicas
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from actors.ray_hooks.loopback import init_on_loopback
 from cluster.config.load import config_from_flags
-from cluster.kuberay.rollout import at_capacity
 from cluster.kuberay.service import ray_service
 from cluster.serve.app import APP_NAME
 from cluster.serve.preflight import free_port
@@ -164,8 +164,8 @@ def test_capacity_moves_away_and_back_in_steps(service: RayService, nodes: dict[
     seen = []
     for percent in (100, 50, 0, 50, 100):
         service.apply(two, target_capacity=percent)
-        wanted = {name: at_capacity(replicas, percent) for name, replicas in
-                  (("router", 1), ("speculator", 1), ("target", 2))}  # fmt: skip
+        sizes = {"router": 1, "speculator": 1, "target": 2}
+        wanted = {name: get_capacity_adjusted_num_replicas(size, percent) for name, size in sizes.items()}
         deadline = time.monotonic() + 90
         while {name: len(found) for name, found in running("replica_id").items()} != wanted:
             assert time.monotonic() < deadline, (percent, running("replica_id"))

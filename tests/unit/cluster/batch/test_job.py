@@ -15,7 +15,8 @@ import msgspec
 import pytest
 
 from cluster.batch import job
-from cluster.batch.job import BatchOptions, run_batch
+from cluster.batch.command import BatchOptions
+from cluster.batch.job import run_batch
 from cluster.batch.plan import Part
 from cluster.batch.worker import PartReport, PartWorker, Work
 from router.options.headers import LATER_REQUESTS

@@ -38,13 +38,14 @@ def plan(source: str) -> InputPlan:
         small.setattr(order, "WINDOW_ROWS", 15)
         plan = read_plan(source)
     assert {part.window for part in plan.parts} == {0, 1, 2}
-    assert [line for part in plan.parts for line in part.lines] != list(range(1, ROWS + 1))
+    assert [row.line for part in plan.parts for row in part.sent] != list(range(1, ROWS + 1))
     return plan
 
 
 def answers_to(source: str, part: Part) -> list[BatchAnswer]:
     """Every fifth row is an error; the others answer with their line number."""
-    names = [(n, json.loads(line)["custom_id"]) for n, line in read_part(source, part)]
+    lines = zip(part.sent, read_part(source, part), strict=True)
+    names = [(row.line, json.loads(line)["custom_id"]) for row, line in lines]
     fault = RowFault("timeout", "too long")
     return [
         BatchAnswer(f"b{n}", i, Response(200, i, {"n": n}) if n % 5 else None, None if n % 5 else fault)

@@ -20,8 +20,8 @@ def ordered(prompts: list[str]) -> tuple[list[int], list[int]]:
     window = Window()
     for prompt in prompts:
         window.add(prompt.encode(), len(prompt))
-    rows, later = window.take()
-    return list(rows), list(later)
+    taken = window.take()
+    return [row for row, _ in taken], [later for _, later in taken]
 
 
 def test_shuffled_questions_about_documents_come_together() -> None:
@@ -70,8 +70,8 @@ def test_a_window_is_full_by_bytes_or_rows(monkeypatch: pytest.MonkeyPatch) -> N
     window.take()
     monkeypatch.setattr(order, "WINDOW_ROWS", 2)
     assert [window.add(b"x", 1) for _ in range(2)] == [False, True]
-    assert list(window.take()[0]) == [0, 1]
-    assert list(window.take()[0]) == []
+    assert window.take() == [(0, 0), (1, 0)]
+    assert window.take() == []
 
 
 @pytest.mark.parametrize(

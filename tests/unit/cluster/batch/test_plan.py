@@ -36,7 +36,8 @@ def test_parts_cover_every_row_once(lines: list[str], bare_end: bool) -> None:
     url = "memory://plan/in.jsonl"
     plan = read_plan(url)
     wanted = [(i, line) for i, line in enumerate(data.split(b"\n"), 1) if line.strip()]
-    read = [(number, line.rstrip(b"\n")) for part in plan.parts for number, line in read_part(url, part)]
+    lines = [line.rstrip(b"\n") for part in plan.parts for line in read_part(url, part)]
+    read = [(row.line, line) for row, line in zip((r for p in plan.parts for r in p.sent), lines, strict=True)]
     assert read == wanted
     assert all(len(part.ranges()) == 1 for part in plan.parts)
     assert plan.rows == sum(part.rows for part in plan.parts) == len(wanted)
@@ -49,7 +50,7 @@ def test_parts_are_bounded_in_rows_and_bytes(tmp_path: Path, monkeypatch: pytest
     assert {part.rows for part in plan.parts} == {4000 // planning.PARTS}
     monkeypatch.setattr(planning, "MAX_BYTES", 300)
     plan = read_plan(write_rows(tmp_path / "in.jsonl", 100))
-    assert max(sum(part.sizes) for part in plan.parts) <= 300
+    assert max(sum(row.size for row in part.sent) for part in plan.parts) <= 300
     monkeypatch.setattr(planning, "MAX_BYTES", 10)
     plan = read_plan(write_rows(tmp_path / "in.jsonl", 20))
     assert [part.rows for part in plan.parts] == [1] * 20
@@ -58,10 +59,10 @@ def test_parts_are_bounded_in_rows_and_bytes(tmp_path: Path, monkeypatch: pytest
 def test_rows_of_a_document_are_in_one_part(tmp_path: Path) -> None:
     """Parts of at least eight rows: a part that is half full ends before a document that does not fit."""
     plan = read_plan(write_questions(tmp_path / "in.jsonl", 6, 5))
-    assert [[(line - 1) % 6 for line in part.lines] for part in plan.parts] == [[i] * 5 for i in range(6)]
-    assert {part.later for part in plan.parts} == {(4, 3, 2, 1, 0)}
+    assert [[(row.line - 1) % 6 for row in part.sent] for part in plan.parts] == [[i] * 5 for i in range(6)]
+    assert {tuple(row.later for row in part.sent) for part in plan.parts} == {(4, 3, 2, 1, 0)}
     plan = read_plan(write_questions(tmp_path / "in.jsonl", 2, 20))
-    assert [[(line - 1) % 2 for line in part.lines] for part in plan.parts] == [[0] * 8] * 2 + [
+    assert [[(row.line - 1) % 2 for row in part.sent] for part in plan.parts] == [[0] * 8] * 2 + [
         [0] * 4, [1] * 8, [1] * 8, [1] * 4
     ]  # fmt: skip
 
@@ -72,12 +73,12 @@ def test_rows_are_ordered_within_windows(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(order, "WINDOW_ROWS", 10)
     monkeypatch.setattr(planning, "GAP_BYTES", 0)
     plan = read_plan(url)
-    windows = [[line for part in plan.parts if part.window == window for line in part.lines] for window in range(3)]
+    windows = [[row.line for part in plan.parts if part.window == window for row in part.sent] for window in range(3)]
     assert [sorted(window) for window in windows] == [[*range(1, 11)], [*range(11, 21)], [*range(21, 25)]]
     assert windows[0] == [1, 4, 7, 10, 2, 5, 8, 3, 6, 9]
     for part in plan.parts:
-        assert read_part(url, part) == [(line, lines[line - 1]) for line in part.lines]
-        assert sum(end - start for start, end in part.ranges()) == sum(part.sizes)
+        assert read_part(url, part) == [lines[row.line - 1] for row in part.sent]
+        assert sum(end - start for start, end in part.ranges()) == sum(row.size for row in part.sent)
 
 
 def test_rows_near_each_other_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

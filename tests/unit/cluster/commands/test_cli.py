@@ -68,11 +68,12 @@ def test_help_says_what_each_option_does(skim, command, options):
         assert len(described) > 1, f"{option} has no description"
 
 
-def test_help_loads_no_engine_and_no_cluster():
+@pytest.mark.parametrize("words", [[], ["serve"], ["select"]])
+def test_help_loads_no_engine_and_no_cluster(words):
     """Help must appear at once, so it must not import these."""
     code = (
         "import sys, cluster.commands.cli as c\n"
-        "sys.argv = ['skim', 'serve', '--help']\n"
+        f"sys.argv = ['skim', *{words!r}, '--help']\n"
         "try: c.main()\n"
         "except SystemExit: pass\n"
         "print('loaded', sorted({'ray', 'vllm', 'torch', 'transformers'} & set(sys.modules)))"
@@ -173,16 +174,17 @@ def test_a_name_with_brackets_is_shown_as_it_is(skim, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "allowed"),
+    ("name", "value", "allowed"),
     [
-        ("--keep-rate", 2, "auto or a number > 0 and <= 1"),
-        ("--look-ahead", 65, "an integer >= 0 and <= 64"),
-        ("--chunk-size", 0, "an integer >= 1 and <= 4096"),
+        ("keep_rate", 2, "auto or a number > 0 and <= 1"),
+        ("look_ahead", 65, "an integer >= 0 and <= 64"),
+        ("chunk_size", 0, "an integer >= 1 and <= 4096"),
     ],
 )
-def test_an_option_out_of_range(skim, prompt, flag, value, allowed):
-    ran = skim("select", "--speculator", SPECULATOR, "--prompt-file", prompt, flag, value, "--engine", "mock")
-    mistake(ran, flag.removeprefix("--").replace("-", "_"), allowed, f"not {value}")
+def test_an_option_out_of_range(skim, prompt, name, value, allowed):
+    flags = ("--keep-rate", value) if name == "keep_rate" else ("--options", json.dumps({name: value}))
+    ran = skim("select", "--speculator", SPECULATOR, "--prompt-file", prompt, *flags, "--engine", "mock")
+    mistake(ran, name, allowed, f"not {value}")
 
 
 def test_serve_options_out_of_range(skim):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from cluster.commands import heads as module
 from skim_common.errors import SkimError
 from speculator_service.scoring.heads import Head, HeadProfile, known, load
 from tests.unit.conftest import MODELS
@@ -34,8 +33,8 @@ def engine(monkeypatch, tmp_path):
         progress(0, 24)
         return engine.found
 
-    monkeypatch.setattr(module, "create_engine", create)
-    monkeypatch.setattr(module, "find_heads", find_heads)
+    monkeypatch.setattr("speculator_service.factory.create_engine", create)
+    monkeypatch.setattr("speculator_service.start.find_heads.find_heads", find_heads)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return engine
@@ -75,6 +74,6 @@ def test_the_error_of_an_engine_is_told(skim, engine, monkeypatch):
     async def fails(*_):
         raise SkimError("the engine is dead")
 
-    monkeypatch.setattr(module, "find_heads", fails)
+    monkeypatch.setattr("speculator_service.start.find_heads.find_heads", fails)
     assert "the engine is dead" in skim("heads", MODELS / "speculator").err
     assert engine.closed

@@ -5,17 +5,13 @@ import shutil
 
 import pytest
 
-from cluster.commands.top import Reading
-from cluster.plan.calibrate import SPEED
-from cluster.plan.gpus import gpu_named
 from tests.unit.conftest import MODELS
 
 
 def test_the_answer_as_text_and_json(skim, pair, tmp_path):
     file = tmp_path / "plan.json"
     ran = skim(
-        "plan", "size", "--target", pair[0], "--speculator", pair[1], "--gpu", "h200", "--qps", 2, "--price", 3,
-        "--json", file,
+        "plan", "size", "--target", pair[0], "--speculator", pair[1], "--gpu", "h200", "--qps", 2, "--json", file
     )  # fmt: skip
     assert (ran.code, ran.err) == (0, "")
     result = json.loads(file.read_text())
@@ -24,13 +20,7 @@ def test_the_answer_as_text_and_json(skim, pair, tmp_path):
     assert result["skim"]["speculator"]["memory_gib"]["weights"] == pytest.approx(2.3, abs=0.05)
     assert result["skim"]["first_token_s"] < result["plain"]["first_token_s"]
     assert result["gpu"]["measured"] is True
-    for text in (
-        result["verdict"],
-        "cost per million tokens",
-        "tensor parallel x replicas",
-        "not possible",
-        "decode 41%",
-    ):
+    for text in (result["verdict"], "tensor parallel x replicas", "not possible", "decode 41%"):
         assert text in ran.out
 
 
@@ -88,32 +78,9 @@ def test_in_windows_a_speculator_reads_more_than_its_positions(skim, pair, tmp_p
         assert skim("plan", "size", config, "--prompt", 32000).code == code
 
 
-def test_the_speeds_of_a_running_deployment(skim, pair, tmp_path, monkeypatch):
-    """Half as fast as without calibration: the first token of the plan comes later."""
-    config, file = tmp_path / "skim.yaml", tmp_path / "plan.json"
-    models = f"speculator: {{model: {pair[1]}}}\ntarget: {{model: {pair[0]}, tensor_parallel: 2}}\n"
-    config.write_text(f"{models}selection: {{read: whole}}\n")
-    gpu = gpu_named("h200")
-    speeds = {"target": 2 * 0.3 * gpu.flops, "speculator": 0.3 * gpu.flops}
-    read = Reading(0.0, {SPEED: [({"pool": pool, "part": "linear"}, speed) for pool, speed in speeds.items()]})
-    asked = []
-    monkeypatch.setattr("cluster.commands.top.read_metrics", lambda url: asked.append(url) or read)
-    found = {}
-    for words in ((), ("--calibrate", "http://10.0.0.1:8000")):
-        ran = skim("plan", "size", config, "--gpu", "h200", "--qps", 0.1, "--slo-ttft", 9, *words, "--json", file)
-        assert (ran.code, ran.err) == (0, "")
-        found[words[:1]] = json.loads(file.read_text())
-    assert asked == ["http://10.0.0.1:8000"]
-    assert "Measured: the target reaches 30% of the peak of H200 SXM 141 GB when it reads" in ran.out
-    before, calibrated = found[()], found[("--calibrate",)]
-    assert calibrated["skim"]["first_token_s"] > 1.5 * before["skim"]["first_token_s"]
-    assert calibrated["assumptions"][0].startswith("Prefill: as fast as in the running deployment")
-
-
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("--target", MODELS / "target", "--speculator", MODELS / "speculator", "--calibrate", "x"), "give FILE"),
         (("--target", MODELS / "target"), "give a deployment file, or both --target and --speculator"),
         (("--gpu", "abacus"), "--gpu abacus: the plan knows a100"),
         (("--target", MODELS / "target", "--speculator", MODELS / "speculator", "--prompt", 40000), "32768 positions"),

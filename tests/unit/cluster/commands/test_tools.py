@@ -31,7 +31,7 @@ def select(skim, tmp_path, *words, engine):
 def test_from_a_prompt_to_a_selection(skim, tmp_path, document):
     prompt = tmp_path / "prompt.txt"
     prompt.write_text(document.prompt)
-    words = ("--prompt-file", prompt, "--chat", "--keep-rate", 0.3, "--look-ahead", 4, "--chunk-size", 16)
+    words = ("--prompt-file", prompt, "--chat", "--keep-rate", 0.3, "--options", '{"look_ahead": 4, "chunk_size": 16}')
     selection, shown = select(skim, tmp_path, *words, engine="mock")
 
     tokenizer = AutoTokenizer.from_pretrained(SPECULATOR)
@@ -54,7 +54,8 @@ def test_from_a_prompt_to_a_selection(skim, tmp_path, document):
 def test_lines_and_sentences_are_kept_as_a_whole(skim, tmp_path, document, words, granularity):
     """Unless chunks are asked for, which tear them."""
     (file := tmp_path / "prompt.txt").write_text(document.prompt)
-    words = ("--prompt-file", file, *words, "--granularity", granularity, "--keep-rate", 0.2)
+    options = json.dumps({"granularity": granularity})
+    words = ("--prompt-file", file, *words, "--options", options, "--keep-rate", 0.2)
     selection, _ = select(skim, tmp_path, *words, engine="mock")
     kept, length = set(selection["kept_positions"]), selection["context_length"]
     prompt = render(document.messages if "--chat" in words else document.prompt, load_tokenizer(str(SPECULATOR)))
@@ -68,7 +69,7 @@ def test_character_ranges_have_their_own_keep(skim, tmp_path, document):
     prompt = tmp_path / "prompt.txt"
     prompt.write_text(document.document)
     ranges = [[200, 700, 1.0], [900, 1000, "always"]]
-    words = ("--prompt-file", prompt, "--keep-rate", 0.01, "--keep-ranges", json.dumps(ranges))
+    words = ("--prompt-file", prompt, "--keep-rate", 0.01, "--options", json.dumps({"keep_ranges": ranges}))
     selection, _ = select(skim, tmp_path, *words, engine="mock")
     tokenizer = AutoTokenizer.from_pretrained(SPECULATOR)
     offsets = tokenizer(document.document, return_offsets_mapping=True).offset_mapping
@@ -76,7 +77,7 @@ def test_character_ranges_have_their_own_keep(skim, tmp_path, document):
     assert inside <= set(selection["kept_positions"])
     begins = sum(b <= 200 for _, b in offsets)  # a short text before the first range may be speech
     assert len(selection["kept_positions"]) <= begins + len(inside) + 3 + 32 + 32 < len(offsets)
-    for more in ("--chat", "--keep-ranges={"):
+    for more in ("--chat", '--options={"keep_ranges": [[0, "x"]]}'):
         ran = skim("select", "--speculator", SPECULATOR, *words, more, "--engine", "mock")
         assert ran.code == 2
         assert "keep-ranges" in ran.err or "keep_ranges" in ran.err

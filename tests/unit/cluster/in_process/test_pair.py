@@ -437,3 +437,12 @@ print("open")
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=MODELS.parent)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "open\nclosed\n", "")
+
+
+def test_a_pair_remembers_what_it_kept(pair):
+    """A prompt that begins like an earlier one extends that selection, unless the call wants a new one."""
+    first = [900 - i % 800 for i in range(1200)]  # no other test's prompt begins so
+    later = first + [20 + i for i in range(300)]
+    kept = [pair.select(ids, keep_rate=0.2, reuse="on") for ids in (first, later)]
+    assert (kept[0].reused_tokens, kept[1].reused_tokens) == (0, kept[0].kept.positions.size)
+    assert pair.select(later, keep_rate=0.2, reuse="off").reused_tokens == 0

@@ -1,14 +1,11 @@
 """Updates by steps, and queues of batch schedulers."""
 
-from decimal import Decimal
 from types import SimpleNamespace
 
 import pytest
 import yaml
-from ray.serve._private.utils import get_capacity_adjusted_num_replicas
 
 from cluster.config.load import config_from_settings
-from cluster.kuberay.rollout import at_capacity, upgrade_gpus
 from cluster.kuberay.write import manifests
 from skim_common.errors import SkimError
 from tests.unit.cluster.kuberay.conftest import ROOT
@@ -174,42 +171,3 @@ def test_kueue_gets_an_autoscaler_only_as_an_elastic_job():
     for found in (elastic, still):
         assert "enableInTreeAutoscaling" not in found.job["spec"]["rayClusterSpec"]
         assert "annotations" not in found.job["metadata"]
-
-
-@pytest.mark.parametrize("replicas", range(6))
-def test_capacities_are_those_of_serve(replicas):
-    for percent in range(101):
-        assert at_capacity(replicas, percent) == get_capacity_adjusted_num_replicas(replicas, Decimal(percent))
-
-
-@pytest.mark.parametrize(
-    ("replicas", "surge", "gpus"),
-    [
-        (4, 25, (4 + 16, 5 + 20)),
-        (4, 100, (4 + 16, 8 + 32)),
-        (1, 25, (1 + 4, 2 + 8)),
-        (3, 10, (3 + 12, 4 + 16)),
-    ],
-)
-def test_gpus_of_an_update(replicas, surge, gpus):
-    """A speculator takes 1 GPU and a target 4."""
-    options = {**UPGRADE, "max_surge_percent": surge, "step_size_percent": min(surge, 10)}
-    settings = settings_of("llama-70b-1b", upgrade=options)
-    for pool, ranks in (("speculator", 1), ("target", 4)):
-        settings[pool] = {"model": settings[pool]["model"], "replicas": replicas, "tensor_parallel": ranks}
-    assert upgrade_gpus(config_from_settings(settings).placed(on_gpus=True)) == gpus
-    settings["kubernetes"]["upgrade"] = None
-    assert upgrade_gpus(config_from_settings(settings).placed(on_gpus=True)) == (gpus[0], 2 * gpus[0])
-
-
-def test_skim_manifests_says_what_an_update_takes(skim, tmp_path):
-    file = tmp_path / "skim.yaml"
-    settings = settings_of(upgrade=UPGRADE)
-    file.write_text(yaml.safe_dump(settings))
-    ran = skim("manifests", file, "-o", tmp_path / "out")
-    assert ran.code == 0, ran.err
-    normal, most = upgrade_gpus(config_from_settings(settings).placed(on_gpus=True))
-    assert normal < most < 2 * normal
-    assert f"An update takes up to {most} GPUs; the deployment has {normal}, two of it have {2 * normal}\n" in ran.out
-    file.write_text(yaml.safe_dump(settings_of()))
-    assert "An update" not in skim("manifests", file, "-o", tmp_path / "out").out

@@ -8,7 +8,7 @@ import pytest
 from cluster.plan.formulas import expected_tokens
 from cluster.plan.gpus import GPUS, Machine
 from cluster.plan.pools import MOST_BUSY, Load, draft_step_s, speculator_pool, target_pool
-from cluster.plan.report import answer, cost_per_million, verdict
+from cluster.plan.report import answer, verdict
 from cluster.plan.size import RANKS, Sizer
 from skim_common.models.costs import Read
 from tests.unit.cluster.plan.shapes import model
@@ -165,10 +165,3 @@ def test_drafts_make_answers_faster_and_keep_the_speculator_busy():
     assert with_drafts.speculator.busy > without.speculator.busy
     useless = own.skim(replace(load, acceptance=0.0), 4)
     assert useless.target.tpot > without.target.tpot
-
-
-def test_the_price_is_that_of_all_gpus_for_the_tokens_of_an_hour():
-    load = replace(LONG, qps=1, prompt=900, answer=100)
-    assert cost_per_million(4, load, 3.6) == pytest.approx(4.0)  # 4 GPUs * 3.6 for 3.6 million tokens
-    result = answer(sizer(), LONG, price=2.0)
-    assert result["plain"]["cost_per_million_tokens"] == 2 * result["skim"]["cost_per_million_tokens"]
