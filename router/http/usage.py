@@ -60,7 +60,7 @@ def _in_answer(text: bytes, form: _Form, losses: Mapping[str, Any]) -> bytes:
         return text
     usage[form.details] = {**(usage.get(form.details) or {}), **losses}
     inner["usage"] = _raw(usage)
-    if form.edits and losses["dropped_tokens"]:
+    if form.edits and outer is None and losses["dropped_tokens"]:
         edit = {"type": EDIT, "cleared_input_tokens": losses["dropped_tokens"]}
         inner["context_management"] = _raw({"applied_edits": [edit]})
     if outer is not None:

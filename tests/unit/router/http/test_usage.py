@@ -58,6 +58,7 @@ def test_messages_list_the_edit(losses, edits):
     start, delta = _events(with_losses(events, MESSAGES, losses))
     assert start["message"]["usage"] == delta["usage"] == {"input_tokens_details": losses}
     edit = {"type": "skim_selection", "cleared_input_tokens": 70}
+    assert "context_management" not in start["message"]  # Anthropic's client would warn of the type
     assert delta.get("context_management") == ({"applied_edits": [edit]} if edits else None)
 
 
