@@ -178,8 +178,9 @@ class SelectionOptions(BaseModel):
     @property
     def fixed_rate(self) -> float | None:
         """The share of the chunks to keep; None if `wanted_coverage` says how many are kept."""
-        exact = self.coverage is None and not isinstance(self.keep_rate, str)
-        return max(self.keep_rate, self.min_keep) if exact else None
+        if self.coverage is not None or isinstance(self.keep_rate, str):
+            return None
+        return max(self.keep_rate, self.min_keep)
 
     @property
     def wanted_coverage(self) -> float | None:

@@ -201,7 +201,6 @@ class Dispatcher:
         """Hold the selection for the explain view."""
         rendered, made = prepared.prompt.rendered, DecisionMade(outcome.reason, str(outcome.notes.get("guard", "")))
         options, timings = prepared.options, dict(outcome.timings)
-        outcome.selection_id = prepared.request_id
         outcome.messages = partial(message_spans, rendered.chat, rendered.offsets)
         explained, held = Explained(selection, options.selection, prepared.layout, timings, made), None
         if options.explain_text:

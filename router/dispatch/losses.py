@@ -11,21 +11,22 @@ from router.options.errors import RefusedError
 
 
 def losses_of(call: CallState) -> dict[str, Any]:
-    """The fields that are added to the usage of an answer; all its prompts are decided. Empty without a prompt.
+    """The fields that are added to the usage of an answer; all its prompts are decided.
 
-    kept_tokens, dropped_tokens: of all prompts. Only if tokens were dropped: largest_dropped, the role of a chat's
-    messages that lost most of them; selection_id, the name in the explain view of the first prompt that lost some.
+    kept_tokens, dropped_tokens: of all prompts. largest_dropped: the role of a chat's messages that lost most tokens;
+    missing if none did. Empty if nothing was dropped and the request has no option of Skim: its answer is then that of
+    a stock server.
     """
-    if not call.prompts:
+    if not (call.request.options.model_fields_set or any(prompt.dropped_tokens for prompt in call.prompts)):
         return {}
     told: dict[str, Any] = {
         "kept_tokens": sum(prompt.kept_tokens for prompt in call.prompts),
         "dropped_tokens": sum(prompt.dropped_tokens for prompt in call.prompts),
     }
     by_role = Counter[str]()
-    for prompt in filter(_loses, call.prompts):
-        told.setdefault("selection_id", prompt.selection_id)
-        by_role.update(_dropped_by_role(prompt))
+    for prompt in call.prompts:
+        if prompt.dropped_tokens:
+            by_role.update(_dropped_by_role(prompt))
     if by_role:
         role, tokens = max(by_role.items(), key=lambda found: found[1])
         told["largest_dropped"] = {"role": role, "tokens": tokens}
@@ -41,10 +42,6 @@ def loss_refused(prompt: Outcome) -> RefusedError:
         " speculative_prefill.lossy refuses: send enabled false to have all of it read, lossy allow, or a shorter"
         " prompt",
     )
-
-
-def _loses(prompt: Outcome) -> bool:
-    return prompt.dropped_tokens > 0
 
 
 def _dropped_by_role(prompt: Outcome) -> dict[str, int]:

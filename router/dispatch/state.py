@@ -33,8 +33,8 @@ class Outcome:
     target takes requests.
     mode: dense or speculative; empty until decided. reason: in one word. estimate: the forecast that chose the mode;
     None if it was not chosen by time. notes: parameters of the reason, see `explained`. selection: None for a dense
-    prompt; selection_id: its name in the explain view; messages: gives the places of the chat's messages.
-    tokens_ahead: N, the look-ahead of a selection. answer_tokens: counted only if the call is traced.
+    prompt; messages: the places of the chat's. tokens_ahead: N, the look-ahead of a selection. answer_tokens: counted
+    only if the call is traced.
     """
 
     call: "CallState"
@@ -48,7 +48,6 @@ class Outcome:
     estimate: Estimate | None = None
     notes: dict[str, str | int] = field(default_factory=dict)
     selection: Selection | None = None
-    selection_id: str = ""
     messages: Callable[[], Sequence[MessageSpan]] = list
     answer_tokens: int = 0
 

@@ -18,9 +18,6 @@ SYSTEM, TOOLS, CALLS, QUESTION, SHORT, KEPT = 2, 3, 4, 5, 6, 7
 """Lines of the section."""
 MATERIAL = 0
 
-OPTIONS = {"protect_tools": ["vault"]}
-"""Without them, the canaries of the line KEPT are material."""
-
 WORDS = sorted({word for word in make_document(4000).document.split() if word.isalpha() and word.islower()})
 """Of the text around a canary, so that no selection prefers it for its words."""
 
@@ -77,7 +74,8 @@ class Conversation:
 
 
 def make_conversation(seed: int, form: str) -> Conversation:
-    """A conversation of about 3,500 tokens whose question stands in the `form`, a name of FORMS."""
+    """A conversation of about 4,300 tokens. form: of its question, a name of FORMS. The results of the tool `vault` are
+    to be protected."""
     random = Random(seed)
     canaries: dict[int, list[str]] = {}
 

@@ -5,6 +5,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
+from router.options.request import PrefillOptions
 from speculator_service.records import Records
 from tests.unit.router.asking import CHAT_LIKE, ENDPOINTS, KEEP, ask, events, request_body
 from tests.unit.router.conftest import MODEL_NAME, until
@@ -19,11 +20,15 @@ def asking(path, document, stream, wish=KEEP, **fields):
     return request_body(path, document, stream=stream, speculative_prefill=wish, **usage, **fields)
 
 
+def answers(response):
+    """The parts of an answer, or the whole, that are objects."""
+    return [event.get("message", event) for event in events(response) or [response.json()]]
+
+
 def told(response, path):
-    """What the last usage of an answer, or of a stream, says of the prompt."""
-    answers = events(response) or [response.json()]
-    [*_, usage] = [found["usage"] for answer in answers if (found := answer.get("response", answer)).get("usage")]
-    return usage["prompt_tokens_details" if path.endswith("completions") else "input_tokens_details"]
+    """What the last usage of an answer says of the prompt."""
+    [*_, usage] = [found["usage"] for part in answers(response) if (found := part.get("response", part)).get("usage")]
+    return usage.get("prompt_tokens_details" if path.endswith("completions") else "input_tokens_details")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -35,7 +40,8 @@ async def test_the_body_says_what_the_target_did_not_read(client, pools, documen
     details = told(response, path)
     assert (details["kept_tokens"], details["dropped_tokens"]) == (kept.positions.size, lost)
     assert details.get("largest_dropped") == ({"role": "user", "tokens": lost} if path in CHAT_LIKE else None)
-    shown = (await client.get(f"/v1/requests/{details['selection_id']}/selection")).json()
+    named = next(found["id"] for event in answers(response) if "id" in (found := event.get("response", event)))
+    shown = (await client.get(f"/v1/requests/{named}/selection")).json()
     assert shown["kept_tokens"] == kept.positions.size
 
 
@@ -44,8 +50,16 @@ async def test_the_body_says_what_the_target_did_not_read(client, pools, documen
 async def test_a_dense_prompt_lost_nothing(client, pools, document, path, stream):
     details = told(await ask(client, path, asking(path, document, stream, wish=False)), path)
     size = pools.generates[-1].prompt.context_length
-    own = {name: details[name] for name in ("kept_tokens", "dropped_tokens", "selection_id") if name in details}
-    assert own == {"kept_tokens": size, "dropped_tokens": 0}
+    assert (details["kept_tokens"], details["dropped_tokens"]) == (size, 0)
+    assert "largest_dropped" not in details
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+async def test_a_dense_answer_without_an_option_is_a_stock_server_s(client, served, pools, document, path, monkeypatch):
+    monkeypatch.setattr(served.dispatcher, "defaults", PrefillOptions(min_prompt_tokens=4000))
+    assert "dropped_tokens" not in (told(await ask(client, path, request_body(path, document)), path) or {})
+    monkeypatch.setattr(served.dispatcher, "defaults", PrefillOptions(enabled="always", min_prompt_tokens=256))
+    assert told(await ask(client, path, request_body(path, document)), path)["dropped_tokens"] > 0
 
 
 async def test_the_role_that_lost_most_is_named(client, pools, document):
@@ -63,11 +77,12 @@ async def test_the_role_that_lost_most_is_named(client, pools, document):
 
 async def test_the_prompts_of_a_call_are_added_up(client, pools, document):
     body = {**asking("/v1/completions", document, False), "prompt": ["short", document.prompt, document.prompt]}
-    details = told(await ask(client, "/v1/completions", body), "/v1/completions")
+    response = await ask(client, "/v1/completions", body)
+    details = told(response, "/v1/completions")
+    assert (await client.get(f"/v1/requests/{response.json()['id']}-1/selection")).status_code == 200
     kept = [request.prompt for request in pools.generates]
     assert details["kept_tokens"] == sum(one.positions.size for one in kept)
     assert details["dropped_tokens"] == sum(one.context_length - one.positions.size for one in kept) > 0
-    assert details["selection_id"].endswith("-1")
 
 
 async def test_the_clients_of_openai_and_anthropic_read_it(served, pools, document):

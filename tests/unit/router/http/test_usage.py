@@ -6,7 +6,7 @@ import pytest
 
 from router.http.usage import with_losses
 
-LOST = {"kept_tokens": 30, "dropped_tokens": 70, "selection_id": "r"}
+LOST = {"kept_tokens": 30, "dropped_tokens": 70, "largest_dropped": {"role": "tool", "tokens": 60}}
 DENSE = {"kept_tokens": 100, "dropped_tokens": 0}
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 
