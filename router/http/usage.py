@@ -21,6 +21,7 @@ class _Form(NamedTuple):
 
 _FORMS = {
     "/completions": _Form("prompt_tokens_details"),
+    "/completions/batch": _Form("prompt_tokens_details"),
     "/responses": _Form("input_tokens_details"),
     "/messages": _Form("input_tokens_details", edits=True),
 }

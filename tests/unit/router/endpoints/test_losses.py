@@ -85,6 +85,17 @@ async def test_the_prompts_of_a_call_are_added_up(client, pools, document):
     assert details["dropped_tokens"] == sum(one.context_length - one.positions.size for one in kept) > 0
 
 
+async def test_several_chats_in_one_call(client, pools, document):
+    path = "/v1/chat/completions/batch"
+    body = {"model": MODEL_NAME, "messages": [document.messages] * 2, "max_tokens": 2, "speculative_prefill": KEEP}
+    details = (await ask(client, path, body)).json()["usage"]["prompt_tokens_details"]
+    kept = [request.prompt for request in pools.generates]
+    lost = sum(one.context_length - one.positions.size for one in kept)
+    assert details["dropped_tokens"] == details["largest_dropped"]["tokens"] == lost > 0
+    refused = await client.post(path, json={**body, "speculative_prefill": REFUSE})
+    assert refused.status_code == 422
+
+
 async def test_the_clients_of_openai_and_anthropic_read_it(served, pools, document):
     transport = httpx2.ASGITransport(app=served.app)
     options = {"api_key": "none", "max_retries": 0, "http_client": httpx2.AsyncClient(transport=transport)}
