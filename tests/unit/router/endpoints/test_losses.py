@@ -38,6 +38,7 @@ async def test_the_body_says_what_the_target_did_not_read(client, pools, documen
     kept = pools.generates[-1].prompt
     lost = kept.context_length - kept.positions.size
     details = told(response, path)
+    assert stream or int(response.headers["content-length"]) == len(response.content)
     assert (details["kept_tokens"], details["dropped_tokens"]) == (kept.positions.size, lost)
     assert details.get("largest_dropped") == ({"role": "user", "tokens": lost} if path in CHAT_LIKE else None)
     named = next(found["id"] for event in answers(response) if "id" in (found := event.get("response", event)))
