@@ -16,8 +16,11 @@ LONG_FROM tokens or more that may be dropped, because the evidence of an answer 
 `skim calibrate` finds the value for a pair."""
 LONG_FROM = 6144
 """Tokens. With LONG_COVERAGE answers were as good at 8,192 and 16,384 tokens, and worse at 4,096."""
+MIN_KEEP = 0.05
+"""The `min_keep` where none is set."""
 AUTO_MAX_KEEP = 0.5
-"""The `max_keep` of `keep_rate: auto` where none is set. The target then saves at least half of its prefill."""
+"""The `max_keep` of `keep_rate: auto` where none is set. The target then saves at least half of its prefill, unless
+`min_keep` wants more."""
 SHORT_TEXT = 256
 """Tokens. With `reuse`, a new text of at most this length is kept whole in a later turn."""
 LEXICAL_WEIGHT = 1.0
@@ -44,6 +47,12 @@ def _rate(value: Any) -> Any:
     raise ValueError("must be auto or a number > 0 and <= 1")
 
 
+def _least_keep(options: dict[str, Any]) -> float:
+    """The `min_keep` of options without one."""
+    rate = options["keep_rate"]
+    return MIN_KEEP if rate == AUTO else min(MIN_KEEP, rate)
+
+
 class SelectionOptions(BaseModel):
     """How the speculator scores a prompt and what it keeps (Speculative Prefill, arXiv 2502.02789, section 3).
 
@@ -63,7 +72,13 @@ class SelectionOptions(BaseModel):
         le=1,
         description="share of the importance to keep: with keep_rate auto within bounds, with a number instead of it",
     )
-    min_keep: float = Field(0.05, gt=0, le=1, description="smallest share that keep_rate auto keeps")
+    min_keep: float = Field(
+        default_factory=_least_keep,
+        gt=0,
+        le=1,
+        description="smallest share that is kept, whatever keep_rate and coverage ask for; a smaller keep_rate lowers"
+        " its default",
+    )
     selector: Literal["speculator", "lexical"] = Field(
         "speculator",
         description="what scores the prompt: the speculator's attention, or the words shared with the question (BM25)",
@@ -125,8 +140,8 @@ class SelectionOptions(BaseModel):
 
     @model_validator(mode="after")
     def _bounds_have_room(self) -> Self:
-        if self.keep_rate == AUTO and self.largest_share < self.min_keep:
-            raise ValueError(f"max_keep must be at least min_keep, not {self.largest_share:g} and {self.min_keep:g}")
+        if self.max_keep is not None and self.max_keep < self.min_keep:
+            raise ValueError(f"max_keep must be at least min_keep, not {self.max_keep:g} and {self.min_keep:g}")
         return self
 
     @model_validator(mode="after")
@@ -158,12 +173,14 @@ class SelectionOptions(BaseModel):
     @property
     def largest_share(self) -> float:
         """The largest share that `keep_rate: auto` keeps."""
-        return AUTO_MAX_KEEP if self.max_keep is None else self.max_keep
+        return max(AUTO_MAX_KEEP, self.min_keep) if self.max_keep is None else self.max_keep
 
     @property
     def fixed_rate(self) -> float | None:
         """The share of the chunks to keep; None if `wanted_coverage` says how many are kept."""
-        return None if self.coverage is not None or isinstance(self.keep_rate, str) else self.keep_rate
+        if self.coverage is not None or isinstance(self.keep_rate, str):
+            return None
+        return max(self.keep_rate, self.min_keep)
 
     @property
     def wanted_coverage(self) -> float | None:
@@ -181,11 +198,16 @@ class SelectionOptions(BaseModel):
         return self.model_copy(update={"coverage": wanted})
 
     @property
+    def least(self) -> "SelectionOptions":
+        """The options of a selection that keeps as much as every selection must: `min_keep` as its rate."""
+        return self.model_copy(update={"keep_rate": self.min_keep, "coverage": None})
+
+    @property
     def keeps_all(self) -> bool:
         """Whether nothing would be dropped."""
         if self.keep_rate == AUTO:
             return self.min_keep == 1 or (self.coverage == 1 and self.largest_share == 1)
-        return 1 in (self.fixed_rate, self.coverage)
+        return 1 in (self.fixed_rate, self.coverage, self.min_keep)
 
     @property
     def bm25_weight(self) -> float:

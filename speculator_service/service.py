@@ -12,6 +12,8 @@ import torch
 from kv_transfer.drafts import UNDRAFTED
 from kv_transfer.limits.speculator import check_ids, check_request
 from kv_transfer.messages import Int32Array, KeptPrompt, Selection, SelectRequest, SessionHandle
+from kv_transfer.options import AUTO
+from kv_transfer.spans import mask_of
 from kv_transfer.windows import WindowScores, WindowsRequest, decided
 from skim_common.errors import SkimError
 from skim_common.models.info import ModelInfo
@@ -188,6 +190,8 @@ class SpeculatorService:
             kept = Extended(record.positions, record.positions.size)
         else:
             kept = extend(prompt, KnownPrefix(record.positions, record.token_ids.size, found.common))
+            if kept.positions.size < fresh.size and not _keeps_enough(request, scores, kept.positions):
+                kept = Extended(fresh, 0, compacted=True)
         whole = found.common == record.token_ids.size and kept.reused == record.positions.size
         replaced = record if whole else None
         remember(kept.positions, replaces=replaced)
@@ -225,7 +229,18 @@ def _fresh_selection(request: SelectRequest, scores: Scores) -> tuple[Int32Array
     """What `select` keeps of a prompt without a record, int32 [F], and its share of the importance."""
     options = request.options.covering(int(request.droppable.sum()))
     chosen, share = select(scores.importance, options, request.layout)
+    if options.keep_rate != AUTO and options.coverage is not None:  # `select` bounds no such coverage
+        least, of_least = select(scores.importance, options.least, request.layout)
+        if least.numel() > chosen.numel():
+            chosen, share = least, of_least
     return chosen.numpy().astype(np.int32), share
+
+
+def _keeps_enough(request: SelectRequest, scores: Scores, positions: Int32Array) -> bool:
+    """Whether these are as many of the tokens that have no rule of their own as `min_keep` asks for."""
+    least, _ = select(scores.importance, request.options.least, request.layout)
+    free = request.droppable & ~mask_of(request.layout.rate_spans, request.size)
+    return bool(free[positions].sum() >= free[least.numpy()].sum())
 
 
 def _answers(record: Record, request: SelectRequest) -> bool:

@@ -68,6 +68,7 @@ class AskFields(SelectFields, total=False):
 
     enabled: Literal["auto", "always"] | bool
     min_prompt_tokens: int
+    lossy: Literal["allow", "refuse"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,8 +202,10 @@ class Pair:
         are kept whatever their score, as in serving. options: in place of the pair's defaults.
         Raises InvalidRequestError for a prompt or an option that cannot be used, SkimError without a speculator.
         """
-        if "enabled" in options or "min_prompt_tokens" in options:
-            raise InvalidRequestError("enabled and min_prompt_tokens are options of ask: select compresses any prompt")
+        if options.keys() & {"enabled", "min_prompt_tokens", "lossy"}:
+            raise InvalidRequestError(
+                "enabled, min_prompt_tokens and lossy are options of ask: select compresses any prompt"
+            )
         return self._thread.run(self._select(prompt, self._resolved(options)))
 
     def generate(
@@ -239,7 +242,8 @@ class Pair:
 
         prompt, options: as in `select`; `enabled` and `min_prompt_tokens` decide whether the prompt is compressed. Here
         `auto` is `always`: no time decides. max_tokens, temperature, sampling: as in `generate`.
-        Raises as `select` and `generate`; unlike serving, also where the selection fails.
+        Raises as `select` and `generate`; unlike serving, also where the selection fails. With `lossy="refuse"`,
+        SkimError for a prompt that would lose tokens.
         """
         fields = {"max_tokens": max_tokens, "temperature": temperature, **(sampling or {})}
         return self._thread.run(self._ask(prompt, self._resolved(options), fields))

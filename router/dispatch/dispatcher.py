@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from actors.observability.meter import Meter
 from kv_transfer.limits.target import check_length as check_target_length
@@ -19,6 +20,7 @@ from router.decision.window_reads import WindowReads
 from router.dispatch.admit import admit, shed_load
 from router.dispatch.audit import Audits
 from router.dispatch.generation import Generation
+from router.dispatch.losses import loss_refused
 from router.dispatch.metrics import (
     ClientMetrics,
     record_decision,
@@ -186,6 +188,10 @@ class Dispatcher:
             prepared, selection = await self._selection.select(self.pools, prepared, outcome, ticket)
             if selection is not None:
                 self._explain(prepared, outcome, selection)
+                if prepared.options.lossy == "refuse" and outcome.dropped_tokens:
+                    if selection.kept.session is not None:
+                        self.background.start(self.pools.end_session(selection.kept.session))
+                    raise loss_refused(outcome)
                 return prepared, selection.kept
             work = self.forecaster.work(prepared.forecast, prepared.options, 0, selects=False)
             self.admission.runs_dense(ticket, work)
@@ -196,9 +202,10 @@ class Dispatcher:
         """Hold the selection for the explain view."""
         rendered, made = prepared.prompt.rendered, DecisionMade(outcome.reason, str(outcome.notes.get("guard", "")))
         options, timings = prepared.options, dict(outcome.timings)
+        outcome.messages = partial(message_spans, rendered.chat, rendered.offsets)
         explained, held = Explained(selection, options.selection, prepared.layout, timings, made), None
         if options.explain_text:
-            held = HeldPrompt(rendered.token_ids, message_spans(rendered.chat, rendered.offsets))
+            held = HeldPrompt(rendered.token_ids, outcome.messages())
         self.selections.add(prepared.request_id, Entry(prepared.size, explained, held), outcome.call.request.key)
 
     def _record_answer(self, prepared: Prepared, outcome: Outcome, answer: AnswerRecord, ticket: Ticket) -> None:

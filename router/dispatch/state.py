@@ -7,7 +7,7 @@ headers.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ from router.admission.ticket import PromptGroup
 from router.decision.cost_model import Estimate
 from router.decision.rules import Decision
 from router.dispatch.request import Prepared, Prompt, Request
+from router.explain.prompt_text import MessageSpan
 from router.options.errors import HttpError
 from router.options.headers import TOTAL, write_server_timing
 from router.prompt.contents import ChatContents
@@ -32,7 +33,8 @@ class Outcome:
     target takes requests.
     mode: dense or speculative; empty until decided. reason: in one word. estimate: the forecast that chose the mode;
     None if it was not chosen by time. notes: parameters of the reason, see `explained`. selection: None for a dense
-    prompt. tokens_ahead: N, the look-ahead of a selection. answer_tokens: counted only if the call is traced.
+    prompt; messages: the places of the chat's. tokens_ahead: N, the look-ahead of a selection. answer_tokens: counted
+    only if the call is traced.
     """
 
     call: "CallState"
@@ -46,11 +48,16 @@ class Outcome:
     estimate: Estimate | None = None
     notes: dict[str, str | int] = field(default_factory=dict)
     selection: Selection | None = None
+    messages: Callable[[], Sequence[MessageSpan]] = list
     answer_tokens: int = 0
 
     @property
     def kept_tokens(self) -> int:
         return self.prompt_tokens if self.selection is None else int(self.selection.kept.token_ids.size)
+
+    @property
+    def dropped_tokens(self) -> int:
+        return self.prompt_tokens - self.kept_tokens
 
     @property
     def keep_rate(self) -> float:
@@ -161,8 +168,9 @@ class CallState:
         check_reply_size(self.logprobs)
 
     def note_admitted(self) -> None:
-        """Set `admission` if all prompts are admitted."""
-        if all(prompt.admitted for prompt in self.prompts):
+        """Set `admission` if all prompts are admitted, and none can still be refused for what a selection drops."""
+        refuses = self.request.options.lossy == "refuse"
+        if all(prompt.admitted and not (refuses and prompt.mode == "") for prompt in self.prompts):
             self.admission.set()
 
     @property

@@ -1,5 +1,7 @@
 """Defers a response until its headers are true, and keeps a stream alive that must wait longer.
 
+What the target did not read is added to the usage (`router.http.usage`).
+
 vLLM starts a stream before it asks the engine, but the headers' values are known with the first token only, and an
 error after the start has no HTTP status of its own. So the start, and what follows it, is held until the first token.
 A later error ends the stream, in the same form on every endpoint.
@@ -12,13 +14,16 @@ are in `GET /v1/requests/{id}`. vLLM's own keep-alive does not serve: it knows n
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from router.dispatch.losses import losses_of
 from router.dispatch.state import CallState
 from router.http.sse import KEEP_ALIVE, write_error_event
+from router.http.usage import holds_usage, with_losses
 from router.options.errors import HttpError
 
 MAX_VALUE_CHARS = 384
@@ -43,6 +48,7 @@ class DeferredResponse:
         self._keep_alive_s, self._report = keep_alive_s, report
         self._held: list[Message] = []
         self._open = self._ended = self._reported = False
+        self._losses: dict[str, Any] | None = None
         self._between_events = True
         self._sending = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
@@ -55,13 +61,14 @@ class DeferredResponse:
                 await self._fail(self._call.error)
                 return
             self._ended = message["type"] == "http.response.body" and not message.get("more_body")
+            message = self._with_losses(message)
             if self._open:
                 await self._pass(message)
                 return
             self._held.append(message)
             if self._keep_alive_s and _starts_stream(message):
                 self._keep_alive = asyncio.create_task(self._fill_silence())
-            if self._ended or self._call.headers_are_true:
+            if self._ended or (self._call.headers_are_true and _starts_stream(self._held[0])):
                 await self._release()
 
     async def fail(self, error: HttpError) -> None:
@@ -92,6 +99,8 @@ class DeferredResponse:
         headers.update({name: bounded(value) for name, value in values.items()})
         if values and _starts_stream(self._held[0]):
             headers["x-accel-buffering"] = "no"  # nginx would collect the events of a stream
+        if "content-length" in headers:
+            headers["content-length"] = str(sum(len(message.get("body", b"")) for message in self._held))
         for message in self._held:
             await self._pass(message)
         self._held.clear()
@@ -103,6 +112,14 @@ class DeferredResponse:
         if body := message.get("body", b""):
             self._between_events = body.endswith(b"\n\n")
         await self._send(message)
+
+    def _with_losses(self, message: Message) -> Message:
+        body = message.get("body", b"")
+        if not (self._call.headers_are_true and holds_usage(body)):
+            return message
+        if self._losses is None:
+            self._losses = losses_of(self._call)
+        return {**message, "body": with_losses(body, self._scope["path"], self._losses)}
 
     def _values(self) -> dict[str, str]:
         """The values of the headers that are known by now. They are reported as soon as they are final."""

@@ -46,6 +46,9 @@ class PrefillOptions(PolicyOptions):
     enabled: Wish = Field(
         AUTO, description="always: speculative; false: dense; auto: the sooner first token by estimate; true: as auto"
     )
+    lossy: Literal["allow", "refuse"] = Field(
+        "allow", description="whether the prompt may lose tokens; refuse: a 422 in the place of a lossy answer"
+    )
     min_prompt_tokens: int = Field(2000, ge=1, description="shorter prompts run dense")
     protected_spans: list[Span] = Field(
         default_factory=list,
@@ -112,14 +115,15 @@ class Option(Generic[Options]):
             param = f"{self.name}.{clipped(unknown)}"
             raise InvalidOptionError(f"unknown option {param}; the options are {known}", param)
         try:
-            merged = self.model.model_validate({**defaults.model_dump(), **self._undone(given), **given})
+            merged = self.model.model_validate({**self._that_count(defaults, given), **given})
             return self.model.model_construct(set(given), **dict(merged))
         except ValidationError as error:
             raise self._readable(error) from None
 
-    def _undone(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Defaults that do not count for this request: a number of its own for keep_rate replaces a coverage."""
-        return {"coverage": None} if given.get("keep_rate", AUTO) != AUTO else {}
+    def _that_count(self, defaults: Options, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The deployment's options that count here: not those that the request's own number for keep_rate replaces."""
+        replaced = {"coverage", "min_keep"} if given.get("keep_rate", AUTO) != AUTO else set()
+        return defaults.model_dump(exclude=replaced)
 
     def _body_fields(self, body: Any) -> dict[str, Any]:
         if isinstance(body, bool) or body in self.words:

@@ -73,8 +73,7 @@ def shares(url: str) -> dict[str, float]:
             dense = ask(url, document, question, False).json()["usage"]
             speculative = ask(url, document, question, True)
             if question:
-                details = dense["prompt_tokens_details"] or {"cached_tokens": 0}
-                cached.append(details["cached_tokens"] / DOCUMENT_TOKENS)
+                cached.append((dense["prompt_tokens_details"].get("cached_tokens") or 0) / DOCUMENT_TOKENS)
                 records.append(int(speculative.headers["x-skim-reused-tokens"]) > 0)
     return {"target": sum(cached) / len(cached), "speculator": sum(records) / len(records)}
 

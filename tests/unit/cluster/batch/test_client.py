@@ -104,10 +104,11 @@ async def test_a_lost_connection_is_tried_again_with_growing_waits(serve: Any) -
     assert waits == sorted(waits)
 
 
-async def test_a_refused_row_is_an_answer(serve: Any) -> None:
+@pytest.mark.parametrize("status", [400, 422])
+async def test_a_refused_row_is_an_answer(serve: Any, status: int) -> None:
     body = {"error": {"message": "no such option"}}
-    waits = serve(script(httpx2.Response(400, json=body)))
-    assert await BatchClient(endpoint(), 1).ask(REQUEST) == Response(400, "", body)
+    waits = serve(script(httpx2.Response(status, json=body)))
+    assert await BatchClient(endpoint(), 1).ask(REQUEST) == Response(status, "", body)
     assert not waits
 
 

@@ -85,6 +85,14 @@ def test_ask_runs_dense_where_serving_does(pair, messages, options, reason):
     assert (asked.reason, asked.prompt.is_dense) == (reason, True)
 
 
+def test_ask_may_refuse_to_lose_anything(pair, messages):
+    with pytest.raises(SkimError, match=r"^\d+ of the prompt's \d+ tokens would be dropped, .* lossy allow"):
+        pair.ask(messages, max_tokens=2, min_prompt_tokens=1, lossy="refuse")
+    assert pair.ask(messages, max_tokens=2, min_prompt_tokens=1, lossy="refuse", keep_rate=1.0).reason == "keep-all"
+    with pytest.raises(InvalidRequestError, match="options of ask"):
+        pair.select(messages, lossy="refuse")
+
+
 def test_prompt_logprobs_need_the_whole_prompt(pair, messages):
     asked = pair.ask(messages, max_tokens=2, min_prompt_tokens=1, sampling={"prompt_logprobs": 1})
     assert asked.reason == "prompt-logprobs"

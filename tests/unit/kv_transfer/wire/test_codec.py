@@ -143,7 +143,7 @@ def test_options_at_their_default_are_not_sent(options):
     field = "decode" if isinstance(options, DecodeOptions) else "options"
     sent = msgspec.msgpack.decode(encode(dataclasses.replace(request, **{field: options}))[6:])
     assert sent[field] == options.model_dump(exclude_defaults=True)
-    assert len(sent[field]) <= 1
+    assert len(sent[field].keys() - {"min_keep"}) <= 1  # whose default depends on the keep rate
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """When the headers and the comments of a response are sent, and in which form an error is."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -105,6 +106,20 @@ def test_a_silent_stream_is_opened_and_kept_alive_until_the_first_token():
     assert seen(call)[:-2] == first
     assert call.status == 200
     assert call.headers.keys() - ALWAYS == {"x-skim-prompt-tokens"}
+
+
+def refusing_losses(context):
+    options = context.request.options.model_copy(update={"lossy": "refuse"})
+    context.request = replace(context.request, options=options)
+
+
+def test_a_stream_that_may_refuse_a_loss_is_silent_until_that_is_decided():
+    """A comment would be a status 200. Control: without the option, comments come from the admission on."""
+    late = kept_alive(refusing_losses, begun, admitted, 35.0, failing(422))
+    assert (late.status, late.times) == (422, [35.0, 35.0])
+    assert kept_alive(begun, admitted, 35.0, failing(422)).status == 200
+    call = kept_alive(refusing_losses, begun, admitted, 15.0, decided("speculative"), admitted, 15.0, answering, TOKEN)
+    assert seen(call)[:3] == [(15.0, None), (15.0, KEEP_ALIVE), (25.0, KEEP_ALIVE)]
 
 
 def test_the_values_that_the_headers_lack_are_reported():

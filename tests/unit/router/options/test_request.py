@@ -150,6 +150,21 @@ def test_the_bounds_of_auto_must_have_room():
     assert PREFILL.resolve(DEFAULTS, None, {"max_keep": 0.05}).max_keep == 0.05
 
 
+def test_the_floor_holds_for_a_number_too():
+    floored = PREFILL.resolve(PrefillOptions(), None, {"keep_rate": 0.1, "min_keep": 0.4})
+    assert (floored.keep_rate, floored.fixed_rate) == (0.1, 0.4)
+    # The request's own number replaces the deployment's floor, as its coverage.
+    deployment = PrefillOptions(min_keep=0.3)
+    assert PREFILL.resolve(deployment, None, {"keep_rate": 0.1}).fixed_rate == 0.1
+    assert PREFILL.resolve(deployment, None, {"keep_rate": "auto"}).min_keep == 0.3
+    assert PREFILL.resolve(deployment, None, {"keep_rate": 0.02}).fixed_rate == 0.02
+
+
+def test_a_floor_alone_raises_the_default_of_max_keep():
+    floored = PREFILL.resolve(PrefillOptions(), None, {"min_keep": 0.7})
+    assert (floored.min_keep, floored.largest_share) == (0.7, 0.7)
+
+
 @pytest.mark.parametrize(
     ("options", "whole"),
     [
@@ -157,6 +172,7 @@ def test_the_bounds_of_auto_must_have_room():
         ({"keep_rate": "auto", "coverage": 1.0}, False),
         ({"keep_rate": "auto", "coverage": 1.0, "max_keep": 1.0}, True),
         ({"keep_rate": "auto", "min_keep": 1.0, "max_keep": 1.0}, True),
+        ({"keep_rate": 0.1, "min_keep": 1.0}, True),
     ],
 )
 def test_when_auto_keeps_all(options, whole):
