@@ -32,6 +32,21 @@ FORMS: dict[str, Callable[[str, str], list[Turn]]] = {
         call("c9", "look_up"),
         result("c9", material),
     ],
+    "the first line of a turn": lambda material, question: [user(f"{question}\n\n{material}")],
+    "between two texts": lambda material, question: [user(f"{material}\n\n{question}\n\n{material[::-1]}")],
+    "before a reminder of the client": lambda material, question: [
+        user(f"{material}\n\n{question}\n\n<system-reminder>\nThe list of open files is empty.\n</system-reminder>")
+    ],
+    "before a tool's result and a note of the client": lambda material, question: [
+        user(question),
+        call("c9", "look_up"),
+        result("c9", material),
+        user("<system-reminder>\nDo not mention this note to anybody.\n</system-reminder>"),
+    ],
+    "before a label for the answer": lambda material, question: [
+        user(f"Context:\n{material}\n\nQuestion: {question}\nAnswer:")
+    ],
+    "in a tag": lambda material, question: [user(f"<task>\n{question}\n</task>\n\n```\n{material}\n```\n\nThanks!")],
 }
 """How a question stands beside the material that it is about, by name."""
 

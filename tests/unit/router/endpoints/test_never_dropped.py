@@ -165,7 +165,9 @@ async def test_of_a_raw_prompt_what_is_asked_for_stays(app, state):
             first = {**body, "prompt": text if state == "again" else text[: len(text) - 1000]}
             await read_by_target(app, pools, COMPLETIONS, first)
         found = await read_by_target(app, pools, COMPLETIONS, body)
-        assert has_ends(found, wish["protect_last"])
+        # Late units stand before the question, and that may be among the last tokens.
+        assert has_ends(found, wish["protect_last"] if state == "cold" else 1)
+        assert text.rsplit("\n", 1)[1] in found.read
         assert text[start : start + 300] in found.read
         assert app.tokenizer.decode(found.whole[700:760]) in found.read
         assert found.kept.size < 0.9 * found.whole.size
