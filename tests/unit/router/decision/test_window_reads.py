@@ -8,7 +8,7 @@ import pytest
 
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.windows import plan_of
-from router.decision.forecast import Forecaster
+from router.decision.forecaster import Forecaster
 from router.decision.window_reads import WindowReads
 from router.options.request import PrefillOptions
 from skim_common.models.costs import ReadCost
