@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import NO_LAYOUT, TextLayout
-from kv_transfer.messages import Int32Array, KeptPrompt, Selection
+from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import AUTO, SHORT_TEXT
 from kv_transfer.prefix_hash import block_hashes
 from router.decision.cache_ledger import BLOCK_TOKENS, CacheLedger, Found

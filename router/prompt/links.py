@@ -10,7 +10,7 @@ date, a type or a level of a log.
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 
 MIN_CHARACTERS = 4
 MOST_UNITS = 3
