@@ -16,9 +16,9 @@ from actors.lifecycle.engine_watch import EngineWatch
 from actors.lifecycle.failed_probes import note_failed_probe
 from actors.lifecycle.startup import gc_frozen, retried_start
 from actors.observability.exposition import PROCESS, Exposition, expose
-from actors.observability.factory import create_tracer
 from actors.observability.logs import log_through_serve
 from actors.observability.metrics import PoolMetrics
+from actors.observability.tracing import create_tracer
 from actors.ray_hooks.check import check_ray
 from actors.ray_hooks.serve_logger import kept_log_file
 from actors.work_meter import WorkMeter

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt
+from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DraftAhead
 from skim_common.errors import WireError
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array as Float32Array
-from kv_transfer.arrays import Int32Array as Int32Array
+from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import DecodeOptions, SelectionOptions
 

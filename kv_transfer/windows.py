@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.layout import Frame, TextLayout
-from kv_transfer.messages import Float32Array, Int32Array, SelectRequest
+from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import spans_of
 

@@ -16,9 +16,9 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.lifecycle.startup import gc_frozen, retried_start
 from actors.observability.exposition import Exposition
-from actors.observability.factory import create_tracer
 from actors.observability.logs import log_through_serve
 from actors.observability.metrics import RayMeter
+from actors.observability.tracing import create_tracer
 from actors.ray_hooks.broadcast import replies_of_all
 from actors.ray_hooks.check import check_ray
 from actors.ray_hooks.serve_logger import kept_log_file

@@ -8,8 +8,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.engine import Engine
-from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt
+from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import Span
 

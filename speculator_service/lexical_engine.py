@@ -6,7 +6,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from kv_transfer.messages import Int32Array, KeptPrompt, SelectRequest
+from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import KeptPrompt, SelectRequest
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from skim_common.models.info import ModelInfo
 from speculator_service.engine import Drafted, ScoreRequest, Scores, SpeculatorEngine

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 from kv_transfer.options import SelectionOptions
 from kv_transfer.prefix_hash import block_hashes
 from skim_common.prefixes import common_prefix

@@ -9,9 +9,10 @@ from functools import partial
 import numpy as np
 import torch
 
+from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import UNDRAFTED
 from kv_transfer.limits.speculator import check_ids, check_request
-from kv_transfer.messages import Int32Array, KeptPrompt, Selection, SelectRequest, SessionHandle
+from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import AUTO
 from kv_transfer.spans import mask_of
 from kv_transfer.windows import WindowScores, WindowsRequest, decided

@@ -17,48 +17,38 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
 
+_KINDS: dict[str, tuple[Any, Any, str]] = {
+    "counter": (Counter, prometheus_client.Counter, "inc"),
+    "gauge": (Gauge, prometheus_client.Gauge, "set"),
+    "histogram": (Histogram, prometheus_client.Histogram, "observe"),
+}
+"""Ray's class, Prometheus' class, and the method of both that records."""
+
 
 class RayMeter:
-    """Meter over ray.serve.metrics and `exposition.PROCESS`. It creates each instrument once, at its first use."""
-
-    def __init__(self) -> None:
-        self._record: dict[str, Callable[..., None]] = {}
+    """Meter over ray.serve.metrics and `exposition.PROCESS`. All meters of a process share its instruments."""
 
     def record(self, name: str, value: float, **tags: str) -> None:
-        if name not in self._record:
-            self._record[name] = _instrument(METRICS[name])
-        self._record[name](value, tags)
-        _exposed(name)(value, tags)
+        for record in _instruments(METRICS[name]):
+            record(value, tags)
 
 
 @cache
-def _exposed(name: str) -> Callable[[float, dict[str, str]], None]:
-    """Records in PROCESS. All meters of the process share it."""
-    metric = METRICS[name]
-    definition = metric.name, metric.text, metric.tags
-    if metric.kind == "counter":
-        counter = prometheus_client.Counter(*definition, registry=PROCESS)
-        return lambda value, tags: _of(counter, tags).inc(value)
-    if metric.kind == "gauge":
-        gauge = prometheus_client.Gauge(*definition, registry=PROCESS)
-        return lambda value, tags: _of(gauge, tags).set(value)
-    histogram = prometheus_client.Histogram(*definition, registry=PROCESS, buckets=metric.buckets)
-    return lambda value, tags: _of(histogram, tags).observe(value)
+def _instruments(metric: Metric) -> tuple[Callable[[float, dict[str, str]], None], ...]:
+    """What records the metric: Ray's instrument, and that of PROCESS. Each is created once."""
+    of_ray, of_prometheus, verb = _KINDS[metric.kind]
+    buckets = {"buckets": metric.buckets} if metric.kind == "histogram" else {}
+    own = of_prometheus(metric.name, metric.text, metric.tags, registry=PROCESS, **buckets)
+    to_ray = getattr(of_ray(metric.name, metric.text, *map(list, buckets.values()), tag_keys=metric.tags), verb)
 
+    def for_ray(value: float, tags: dict[str, str]) -> None:
+        if value > 0 or metric.kind != "counter":  # Ray refuses an increment of 0
+            to_ray(value, tags)
 
-def _of(instrument: Any, tags: Mapping[str, str]) -> Any:
-    """The part of the instrument for these tags."""
-    return instrument.labels(**tags) if tags else instrument
+    def for_endpoint(value: float, tags: dict[str, str]) -> None:
+        getattr(own.labels(**tags) if tags else own, verb)(value)
 
-
-def _instrument(metric: Metric) -> Callable[..., None]:
-    if metric.kind == "counter":
-        increase = Counter(metric.name, metric.text, metric.tags).inc
-        # Ray refuses an increment of 0.
-        return lambda value, tags: increase(value, tags) if value > 0 else None
-    if metric.kind == "gauge":
-        return Gauge(metric.name, metric.text, metric.tags).set
-    return Histogram(metric.name, metric.text, list(metric.buckets), metric.tags).observe
+    return for_ray, for_endpoint
 
 
 class PoolMetrics:

@@ -13,7 +13,6 @@ COMMANDS = {
         "ttft",
         "turns",
         "overhead",
-        "explain",
         "forecast",
     ),
     "benchmarks.load.commands": (
@@ -24,15 +23,10 @@ COMMANDS = {
         "interference",
         "cpu",
     ),
-    "benchmarks.replay.commands": (
-        "replay",
-        "overload",
-    ),
+    "benchmarks.replay.commands": ("replay",),
     "benchmarks.engines.commands": (
         "decode",
         "acceptance",
-        "scoring",
-        "channel",
     ),
     "benchmarks.scaling.commands": ("scale",),
     "evals.commands.evidence": ("evidence",),

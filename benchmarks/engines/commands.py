@@ -121,28 +121,3 @@ def acceptance(
         documents=documents,
     )
     measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
-
-
-def channel(
-    rounds: Annotated[int, typer.Option(min=10, help="Number of exchanges in each case.")] = 1000,
-    json_file: JsonFile = None,
-    plot_file: PlotFile = None,
-) -> None:
-    """Latency of one exchange of drafts on loopback, compared with an empty gRPC call and with bare TCP."""
-    from benchmarks.engines import channel as benchmark
-
-    measure(benchmark, lambda report: benchmark.run(rounds=rounds, progress=report), json_file, plot_file)
-
-
-def scoring(
-    repeats: Annotated[int, typer.Option(min=1, help="Number of times that each prompt length is scored alone.")] = 9,
-    rounds: Annotated[int, typer.Option(min=1, help="Number of measured rounds of whole prompts.")] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of the weights and the prompts.")] = 0,
-    json_file: JsonFile = None,
-    plot_file: PlotFile = None,
-) -> None:
-    """Time and memory of scoring, compared with one read of the keys and with the speculator's prefill."""
-    from benchmarks.engines import scoring as benchmark
-
-    settings = benchmark.ScoringSettings(repeats=repeats, rounds=rounds, seed=seed)
-    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)

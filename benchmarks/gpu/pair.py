@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
 
 

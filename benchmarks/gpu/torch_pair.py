@@ -15,7 +15,8 @@ from benchmarks.gpu.clock import synchronize
 from benchmarks.gpu.pair import Decoded, Timed
 from benchmarks.gpu.presets import Preset, configs
 from benchmarks.gpu.torch_model import Queries, TorchModel
-from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
 from speculator_service.scoring.importance import Aggregate, layer_scores, scored_layers
 from speculator_service.scoring.selection import select

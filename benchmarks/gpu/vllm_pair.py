@@ -21,9 +21,10 @@ from benchmarks.gpu.pair import Decoded, Timed
 from benchmarks.gpu.presets import Preset, configs, make_folder
 from benchmarks.gpu.torch_model import CHUNK
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
+from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
 from kv_transfer.layout import Frame, TextLayout
-from kv_transfer.messages import Int32Array, KeptPrompt, SelectRequest, SessionHandle
+from kv_transfer.messages import KeptPrompt, SelectRequest, SessionHandle
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim_common.errors import SkimError
 from skim_common.models.fingerprint import model_fingerprint

@@ -2,7 +2,7 @@
 
 Open loop: requests arrive by a Poisson process, however slow the answers are. The engines are mocks whose target reads
 one prompt after the other in a fixed time, so the sustainable rate is known. HTTP, Ray, the router with its admission
-and the calls to the pools are real. `benchmarks.replay.overload` compares admission with none, in virtual time.
+and the calls to the pools are real.
 """
 
 import asyncio

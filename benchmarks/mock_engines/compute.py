@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 from kv_transfer.prefix_hash import block_hashes
 
 

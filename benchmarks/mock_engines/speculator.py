@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from benchmarks.mock_engines.compute import MockCompute
+from kv_transfer.arrays import Int32Array
 from kv_transfer.limits.speculator import check_length
-from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.messages import KeptPrompt
 from skim_common.errors import EngineUnavailableError, SessionLostError
 from skim_common.models.costs import LINEAR
 from skim_common.models.info import inspect_model

@@ -6,18 +6,15 @@ their ids. A trace has no text.
 """
 
 import json
-import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from skim_common.errors import SkimError
 
 TRACE_BLOCK = 512
 """Prompt tokens for each id of a trace."""
-
-_COPY = 2**40  # more than any id of a trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +57,3 @@ def conversations(requests: Sequence[TracedRequest]) -> list[list[TracedRequest]
     for request in requests:
         members[request.blocks[:2]].append(request)
     return list(members.values())
-
-
-def copies(requests: Sequence[TracedRequest], count: int, seed: int) -> list[TracedRequest]:
-    """The trace and `count` - 1 copies of it at once, which share no block. In a copy, every conversation begins at a
-    random time at which it still fits into the trace's time; the pauses inside it stay.
-    """
-    end, rng = requests[-1].at_s, random.Random(seed)
-    made = list(requests)
-    for number in range(1, count):
-        for group in conversations(requests):
-            first, last = group[0].at_s, group[-1].at_s
-            later = rng.uniform(0, end - (last - first)) - first
-            made += [
-                replace(
-                    request,
-                    at_s=request.at_s + later,
-                    blocks=tuple(block + number * _COPY for block in request.blocks),
-                )
-                for request in group
-            ]
-    return sorted(made, key=lambda request: request.at_s)

@@ -5,10 +5,10 @@ token ids to `/v1/completions` (`benchmarks.replay.trace`): a trace has no text,
 sharing of the trace. Affinity and records depend on token ids, so they act as for chats; the question is unknown, so
 the last tokens of a prompt count as the question. Answers are not part of later prompts, so they are cached in vain.
 
-With engines of vLLM, both servers stay up and replay the trace one after the other, in alternating order; the ratio is
+Both servers stay up and replay the trace one after the other, in alternating order; the ratio is
 formed within a round. The memory of the stock server's KV cache is divided between Skim's two pools. Prompts are
 random, so nothing is drafted, and the answers mean nothing. Before the first round every KV cache is filled once
-(`benchmarks.harness.servers`). With mock engines the replay is a simulation (`benchmarks.replay.simulation`).
+(`benchmarks.harness.servers`).
 """
 
 import asyncio
@@ -16,21 +16,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 
 from benchmarks.harness.chat_client import ask
 from benchmarks.harness.models import random_prompt, usable_ids
 from benchmarks.harness.servers import MODEL, SETTLE_S, skim_config, stock_server
-from benchmarks.replay.cost_profiles import PROFILES, tokens_held
-from benchmarks.replay.memory_curve import curves
-from benchmarks.replay.mooncake import TRACE_BLOCK, TracedRequest, copies, read_trace
+from benchmarks.replay.mooncake import TRACE_BLOCK, TracedRequest, read_trace
 from benchmarks.replay.results import Replayed, describe, plot, summary, table
 from benchmarks.replay.trace import sample, scaled, shared_tokens, token_ids, within
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
-from router.options.request import PrefillOptions
 from skim_common.errors import SkimError
 from skim_common.models.costs import cache_cost
 from skim_common.models.info import text_config
@@ -44,21 +41,15 @@ _FILL_TOKENS = 1024
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """engine: vllm, with the folders target and speculator; or mock, at the costs of `profile`.
-
-    requests: number taken from the trace (whole conversations); `copies` of it that share nothing. longest: longest
-    prompt in tokens of the replay. seconds: time until the last request arrives. kv_tokens: capacity of the stock
-    server's KV cache; None with a profile: what the memory of its GPUs holds. shapes: what the models are, for random
-    weights. router_ms, replicas: as in `benchmarks.replay.simulation`.
+    """requests: number taken from the trace (whole conversations). longest: longest prompt in tokens of the replay.
+    seconds: time until the last request arrives. kv_tokens: capacity of the stock server's KV cache. shapes: what the
+    models are, for random weights.
     """
 
     trace: str
-    engine: Literal["vllm", "mock"] = "vllm"
-    target: str = ""
-    speculator: str = ""
-    profile: str = "70b+8b"
+    target: str
+    speculator: str
     requests: int = 48
-    copies: int = 1
     longest: int = 8192
     block_tokens: int = 128
     seconds: float = 80.0
@@ -67,30 +58,21 @@ class ReplaySettings:
     answer_tokens: int = 8
     kv_tokens: int | None = None
     rounds: int = 2
-    router_ms: float = 15.0
-    replicas: int = 1
     dtype: str = "float32"
     seed: int = 0
     shapes: str = ""
 
 
 def run(settings: ReplaySettings, progress: Progress = silent) -> dict[str, Any]:
-    """Measure; see `replay_results.summary`. `curves`: those of `memory_curve` over the same requests. Raises
-    SkimError.
-    """
+    """Measure; see `benchmarks.replay.results.summary`. Raises SkimError."""
     began = machine()
     traced = read_trace(Path(settings.trace))
     longest = settings.longest * TRACE_BLOCK // settings.block_tokens
     chosen = sample(traced, settings.requests, longest, settings.seed)
-    requests = within(copies(chosen, settings.copies, settings.seed), settings.seconds)
-    if settings.engine == "mock":
-        replayed, kv_tokens, about = _simulated(settings, requests, progress)
-    else:
-        replayed, kv_tokens, about = _measured(settings, requests, progress)
+    requests = within(chosen, settings.seconds)
+    replayed, kv_tokens, about = _measured(settings, requests, progress)
     shares = [shared / request.prompt_tokens for shared, request in zip(shared_tokens(requests), requests, strict=True)]
-    names = {
-        name: public_name(given) if (given := getattr(settings, name)) else "" for name in ("target", "speculator")
-    }
+    names = {"target": public_name(settings.target), "speculator": public_name(settings.speculator)}
     told = {**names, "trace": Path(settings.trace).name, "requests": len(requests)}
     return {
         "machine": began,
@@ -99,44 +81,7 @@ def run(settings: ReplaySettings, progress: Progress = silent) -> dict[str, Any]
         "kv_tokens": kv_tokens,
         "longest": max(scaled(request.prompt_tokens, settings.block_tokens) for request in requests),
         **summary(replayed, shares),
-        "curves": curves(requests),
     }
-
-
-def _simulated(
-    settings: ReplaySettings, requests: Sequence[TracedRequest], progress: Progress
-) -> tuple[list[Replayed], dict[str, int], str]:
-    from benchmarks.replay.simulation import simulate
-
-    profile = PROFILES[settings.profile]
-    stock_tokens = settings.kv_tokens or int(profile.kv_bytes / profile.target.kv_bytes)
-    replayed = simulate(
-        requests,
-        profile,
-        options=PrefillOptions.model_validate(
-            {"keep_rate": settings.keep_rate, "score_queries": settings.score_queries}
-        ),
-        block_tokens=settings.block_tokens,
-        answer_tokens=settings.answer_tokens,
-        stock_tokens=stock_tokens,
-        router_ms=settings.router_ms,
-        progress=progress,
-        replicas=settings.replicas,
-    )
-    nodes = ""
-    if settings.replicas > 1:
-        nodes = (
-            f" There are {settings.replicas} such nodes: as many replicas of each pool, and as many stock servers."
-            " Both systems choose them by the same affinity."
-        )
-    about = (
-        f"A simulation in virtual time: mock engines at the costs of {profile.target.name} and"
-        f" {profile.speculator.name} on {profile.gpus} GPUs, of which Skim's speculator has {profile.speculator_gpus};"
-        f" the stock server has all.{nodes} Real are the router's decision, selection and records. The contents of the"
-        " prefix caches are modelled. The engines' times are computed from the models' sizes, and each request of Skim"
-        f" takes {settings.router_ms:g} ms more for router and network."
-    )
-    return replayed, _capacities(stock_tokens, settings.keep_rate, profile.ratio), about
 
 
 def _measured(
@@ -174,8 +119,13 @@ def _measured(
 
 
 def _capacities(stock_tokens: int, keep_rate: float, ratio: float) -> dict[str, int]:
-    held, read = tokens_held(stock_tokens, keep_rate, ratio)
-    return {"stock": stock_tokens, "target": held, "speculator": read}
+    """The tokens that each KV cache holds: Skim's two have as much memory as the stock server's, divided so that both
+    hold the same prompts, the target their kept tokens and the speculator all.
+
+    ratio: KV bytes per token of the speculator, divided by those of the target.
+    """
+    prompts = stock_tokens / (keep_rate + ratio)
+    return {"stock": stock_tokens, "target": int(keep_rate * prompts), "speculator": int(prompts)}
 
 
 async def _rounds(

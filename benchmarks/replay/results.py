@@ -1,4 +1,4 @@
-"""The result of `skim bench replay`: times to first token by system and by cached share, and the memory curves."""
+"""The result of `skim bench replay`: times to first token by system and by cached share."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ def _of(replayed: Iterable[Replayed], system: str) -> list[Replayed]:
 
 
 def describe(result: dict[str, Any]) -> str:
-    """The conditions, what is real and what is modelled, both systems' times and Skim's reasons."""
+    """The conditions, both systems' times and Skim's reasons."""
     settings, stock, skim = result["settings"], *(result["systems"][system] for system in SYSTEMS)
     held = result["kv_tokens"]
     return (
@@ -131,8 +131,8 @@ def _mean_cells(found: dict[str, Any]) -> list[str]:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Left: mean time to first token by cached share. Right: the share of the trace that fits into KV memory."""
-    with plots.figure(path, result, panels=2, height=4.4) as [times, memory]:
+    """Mean time to first token by cached share."""
+    with plots.figure(path, result, height=4.4) as [times]:
         at = [100 * (found["from"] + found["to"]) / 2 for found in result["bins"]]
         for system, label in zip(SYSTEMS, ("stock vLLM", "Skim"), strict=True):
             times.plot(at, [found[f"{system}_ms"] / 1e3 for found in result["bins"]], label=label)
@@ -140,8 +140,3 @@ def plot(result: dict[str, Any], path: Path) -> None:
         times.set(xlim=(0, 100))
         plots.log_values(times)
         times.legend()
-        for curve in result["curves"]:
-            label = "stock" if curve["factor"] == 1 else f"{curve['system']} (x {curve['factor']:.1f})"
-            memory.plot(curve["gigabytes"], [100 * share for share in curve["shares"]], label=label)
-        memory.set(xscale="log", xlabel="GB of KV memory", ylabel="% of the prompt tokens cached", ylim=(0, None))
-        memory.legend(fontsize=8)

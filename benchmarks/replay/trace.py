@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.replay.mooncake import TRACE_BLOCK, TracedRequest, conversations
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 from skim_common.errors import SkimError
 
 CONVERSATION = Path(__file__).parents[1] / "traces" / "conversation.jsonl"

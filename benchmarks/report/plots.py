@@ -90,8 +90,11 @@ def require() -> None:
 
 
 def digest(result: Mapping[str, Any]) -> str:
-    """The SHA-256 of a result's JSON, in hexadecimal."""
-    return hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()
+    """The SHA-256 of a result's JSON, in hexadecimal. No plot shows the day, nor what has changed since (`older`)."""
+    shown = {name: value for name, value in result.items() if name != "older"}
+    if "machine" in shown:
+        shown["machine"] = {name: value for name, value in shown["machine"].items() if name != "day"}
+    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 
 
 def source_of(path: Path) -> str | None:

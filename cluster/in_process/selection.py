@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from cluster.json_file import read_json, write_json
-from kv_transfer.messages import Float32Array, KeptPrompt
+from kv_transfer.arrays import Float32Array
+from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import InvalidRequestError, SkimError
 

@@ -9,7 +9,8 @@ import torch
 
 from cluster.in_process.async_pair import AsyncPair
 from evals.calibration.prompts import CalibrationPrompt
-from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, Selection
+from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import AUTO, SelectionOptions
 from kv_transfer.sampling import FINAL_ONLY
 from router.decision.guard import signals

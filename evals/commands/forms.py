@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.commands.output import JsonFile, measure
+from benchmarks.commands.output import JsonFile, PlotFile, measure
 from benchmarks.commands.pair_options import Speculator, SpeculatorOptions
 from skim_common.models.source import located
 
@@ -24,9 +24,10 @@ def forms(
         typer.Option(metavar="FILE.jsonl", help="Keep results here; a run that is cut off goes on with the same file."),
     ] = None,
     json_file: JsonFile = None,
+    plot_file: PlotFile = None,
 ) -> None:
     """Whether task, rules and evidence are kept in the forms that clients give their prompts."""
-    from cluster.commands.tools import read_options
+    from cluster.commands.selection_flags import read_options
     from evals.run import forms_kept as benchmark
 
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -40,4 +41,4 @@ def forms(
         options=read_options(speculator_options, "--speculator-options"),
         journal=journal,
     )
-    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, None)
+    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)

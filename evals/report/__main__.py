@@ -2,7 +2,8 @@
 and the table of docs/hooks.md from the code.
 
 Each section has a module with `describe(result)`, `table(result)` and `plot(result, path)`. `skim bench` prints the
-same table in the terminal. Each JSON file also holds the command that produced it (`command`).
+same table in the terminal. Each JSON file also holds the command that produced it (`command`), the day
+(`machine.day`), and, where the code has changed so that a new run would show something else, what has (`older`).
 """
 
 import json
@@ -40,7 +41,6 @@ SUBJECTS = {
         Section("turns", "Turns of a conversation", "benchmarks.latency.turns_results"),
         Section("overhead", "Latency added by the router, Ray and the network", "benchmarks.latency.overhead_results"),
         Section("forecast", "The forecast of the first token, and the choice", "benchmarks.latency.forecast_results"),
-        Section("explain", "The cost of the explain view", "benchmarks.latency.explain"),
     ),
     "Load": (
         Section("goodput", "Goodput: requests per second that meet a time to first token", "benchmarks.load.goodput"),
@@ -48,19 +48,12 @@ SUBJECTS = {
         Section("refusals", "Overload over HTTP: served and refused", "benchmarks.load.refusals"),
         Section("hostile", "Time to first token beside hostile clients", "benchmarks.load.hostile"),
         Section("interference", "Streams while cold prompts are read", "benchmarks.load.interference"),
-        Section("cpu", "CPU time of a request", "benchmarks.load.cpu"),
-    ),
-    "Traces and simulations": (
         Section("replay", "Replay of a trace", "benchmarks.replay.results"),
-        Section(
-            "overload", "Overload in virtual time: goodput with admission and without", "benchmarks.replay.overload"
-        ),
+        Section("cpu", "CPU time of a request", "benchmarks.load.cpu"),
     ),
     "Inside the engines": (
         Section("decode", "Decoding: plain, remote drafts, vLLM's draft_model", "benchmarks.engines.decode"),
         Section("acceptance", "Acceptance of drafts by prompt length", "benchmarks.engines.acceptance"),
-        Section("scoring", "Scoring", "benchmarks.engines.scoring"),
-        Section("channel", "The draft channel", "benchmarks.engines.channel"),
     ),
     "Scaling": (Section("scale", "Autoscaling under a step of the load", "benchmarks.scaling.scale"),),
     "Faults": (
@@ -141,7 +134,8 @@ def _block(section: Section, file: Path) -> str:
     """One result: its description, its table, its plot and its command."""
     result, module = json.loads(file.read_text(encoding="utf-8")), import_module(section.module)
     columns, rows = module.table(result)
-    lines = [module.describe(result), "", _row(columns), _row(["---"] * len(columns)), *map(_row, rows), ""]
+    older = [f"**Older than the code**: {result['older']}.", ""] if "older" in result else []
+    lines = [*older, module.describe(result), "", _row(columns), _row(["---"] * len(columns)), *map(_row, rows), ""]
     lines += [f"![{section.title}](../{PLOTS}/{file.stem}.png)", ""]
     lines += [f"`{result['command']}`; {in_words(result['machine'])}.", ""]
     return "\n".join(lines)

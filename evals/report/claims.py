@@ -125,8 +125,8 @@ def _rows_per_s(result: Result) -> str:
     return f"{_total(result, 'auto')['over_baseline']['median']:.2f} times (one round)"
 
 
-def _overload(result: Result) -> str:
-    return f"{result['ratio']['admission']:.2f} with admission, {result['ratio']['none']:.2f} without"
+def _refusals(result: Result) -> str:
+    return f"{result['ratio']:.2f}; a refusal comes after {result['rows'][-1]['refusal_ms']['median']:.0f} ms (median)"
 
 
 def _hostile(result: Result) -> str:
@@ -212,13 +212,6 @@ SHOWN = (
         "Replay of a trace",
     ),
     Claim(
-        "the same at the costs of a 70B and an 8B model",
-        "replay-mock",
-        _ratio,
-        "a **simulation** in virtual time",
-        "Replay of a trace",
-    ),
-    Claim(
         "requests per second that meet a time to first token, Skim / stock server",
         "goodput",
         _goodput,
@@ -236,8 +229,7 @@ SHOWN = (
         "answer quality without an option (`keep_rate: auto`, with the guard)",
         "lengths-qwen-default",
         _default,
-        "72 prompts of 12 tasks of 5 families that dense can do, 2,048 to 8,192 tokens (the last with an older"
-        f" selection); {QWEN}",
+        f"72 prompts of 12 tasks of 5 families that dense can do, 2,048 to 8,192 tokens; {QWEN}",
         BY_LENGTH,
     ),
     Claim(
@@ -251,8 +243,7 @@ SHOWN = (
         "the same, longer prompts and all tasks",
         "lengths-qwen-long",
         _by_length("auto + guard", 0.0),
-        f"78 prompts of the 6 families of tasks that dense can do, 4,096 to 16,384 tokens; {QWEN}, on one H200,"
-        " with an older selection",
+        f"78 prompts of the 6 families of tasks that dense can do, 4,096 to 16,384 tokens; {QWEN}, on one H200",
         BY_LENGTH,
     ),
     Claim(
@@ -298,11 +289,11 @@ SHOWN = (
         "Latency added by the router, Ray and the network",
     ),
     Claim(
-        "goodput at three times the sustainable load / best goodput",
-        "overload",
-        _overload,
-        "a **simulation** in virtual time",
-        "Overload in virtual time: goodput with admission and without",
+        "requests served per second at three times the sustainable load / most at any load",
+        "refusals",
+        _refusals,
+        "HTTP, mock engines",
+        "Overload over HTTP: served and refused",
     ),
     Claim(
         "time to first token beside hostile clients",

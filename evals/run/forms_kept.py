@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness.json_lines import JsonLines
+from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from benchmarks.report.statistics import wilson
@@ -158,3 +159,12 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         low, high = wilson(share, of)
         cells.append(f"{share:.3f} ({low:.2f} to {high:.2f})")
     return ["form", *parts], [*rows, ["all", *cells]]
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """The shares of all prompts of which each part was kept."""
+    parts = ("task", "rules", "evidence", "control")
+    of = sum(row["of"] for row in result["rows"])
+    with plots.figure(path, result, panels=1) as (axis,):
+        axis.bar(parts, [sum(row[part] for row in result["rows"]) / of for part in parts])
+        axis.set(ylabel="prompts that keep all of it", ylim=(0, 1.02))

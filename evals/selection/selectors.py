@@ -18,8 +18,9 @@ from cluster.in_process.pools import Unmetered
 from evals.selection import rankings
 from evals.selection.rankings import Preference
 from evals.tasks.registry import Sample
+from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import TextLayout
-from kv_transfer.messages import Int32Array, KeptPrompt, Selection, SelectRequest
+from kv_transfer.messages import KeptPrompt, Selection, SelectRequest
 from kv_transfer.options import AUTO, SelectionOptions
 from router.decision.guard import Guard
 from router.options.request import PrefillOptions

@@ -1,6 +1,7 @@
 """What a speculator refuses before its engine sees it: wrong token ids, wrong spans, a prompt that is too long."""
 
-from kv_transfer.messages import Int32Array, SelectRequest
+from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import SelectRequest
 from kv_transfer.windows import asks_for_windows
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import ModelInfo

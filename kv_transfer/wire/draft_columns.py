@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState, check_q
-from kv_transfer.messages import Int32Array
 from skim_common.errors import WireError
 
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 from skim_common.prefixes import common_prefix
 
 BLOCK_TOKENS = 128

@@ -10,7 +10,7 @@ from router.admission.controller import Admission
 from router.admission.load_shedding import least_keep, lighter_decoding
 from router.admission.ticket import AdmissionRequest, Ticket
 from router.decision.cost_model import Work
-from router.decision.forecast import Forecaster
+from router.decision.forecaster import Forecaster
 from router.decision.guard import EXPLICIT
 from router.decision.rules import Decision
 from router.dispatch.request import Prepared, Request

@@ -18,7 +18,8 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 from actors.observability.meter import Meter
-from kv_transfer.messages import ADAPTER, GenerateRequest, Int32Array, KeptPrompt
+from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import ADAPTER, GenerateRequest, KeptPrompt
 from kv_transfer.options import DecodeOptions
 from kv_transfer.sampling import FINAL_ONLY
 from router.pools.answer_record import AnswerRecord

@@ -13,7 +13,7 @@ from kv_transfer.windows import WindowPlan
 from router.admission.controller import Admission
 from router.admission.load_shedding import AUDIT
 from router.admission.ticket import Ticket
-from router.decision.forecast import Forecaster
+from router.decision.forecaster import Forecaster
 from router.decision.guard import Advice, Guard
 from router.decision.rules import Decision, RequestTraits, decide
 from router.decision.window_reads import WindowReads

@@ -12,7 +12,7 @@ from kv_transfer.messages import Envelope, Selection, SelectRequest, SessionHand
 from kv_transfer.options import AUTO
 from router.admission.controller import Admission
 from router.admission.ticket import Ticket
-from router.decision.forecast import Forecaster
+from router.decision.forecaster import Forecaster
 from router.decision.guard import Guard
 from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 from router.prompt.contents import ChatContents
 from router.prompt.markers import CharSpan
 from router.prompt.protected_spans import Offsets, char_ranges, tokens_touched_by_each

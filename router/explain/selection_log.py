@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 from router.admission.rate_limits import caller_of
 from router.explain.explained import Explained
 from router.explain.prompt_text import MessageSpan, PromptText

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, Int32Array, TokenLogprob
+from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, TokenLogprob
 from kv_transfer.sampling import CUMULATIVE, DELTA, FINAL_ONLY
 
 STREAM_INTERVAL = 16

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import TokenizersBackend
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 
 MIN_CHARS = 1024
 """Shorter texts are not held: to tokenize them costs as little as to find them."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 from skim_common.errors import SkimError
 from speculator_service.engine import Drafted, SpeculatorEngine
 

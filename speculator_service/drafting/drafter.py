@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState
-from kv_transfer.messages import Int32Array
 from kv_transfer.options import DraftAhead
 from skim_common.errors import SessionLostError, SkimError
 from speculator_service.drafting.budget import AheadBudget

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import DraftRow
-from kv_transfer.messages import Int32Array
 from kv_transfer.options import DraftAhead
 from skim_common.errors import SessionLostError
 from speculator_service.drafting.draft_ahead import AheadDrafting, DraftParams

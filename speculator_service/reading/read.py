@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kv_transfer.messages import Int32Array, SelectRequest
+from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import SelectRequest
 from kv_transfer.windows import QUESTION_SHARE, Window, WindowsRequest, asks_for_windows, plan_of, shares
 from speculator_service.engine import Scores, SpeculatorEngine
 from speculator_service.reading.peers import Peers, read_by_peer

@@ -8,7 +8,7 @@ prompt changes nothing.
 
 from collections.abc import Sequence
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 from kv_transfer.prefix_hash import prefix_hash
 from kv_transfer.rendezvous import ranked
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 import numpy as np
 import torch
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 from kv_transfer.options import SelectionOptions
 from skim_common.models.needle_prompt import needle_prompts
 from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine

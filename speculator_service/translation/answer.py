@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 from speculator_service.translation.translator import Translator, last_text, whole
 
 SETTLED_AFTER = 64

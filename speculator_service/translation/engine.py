@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import KeptPrompt
 from kv_transfer.spans import segments_of
 from skim_common.errors import InvalidRequestError, SessionLostError
 from skim_common.models.info import ModelInfo, inspect_model, same_tokens

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 from skim_common.errors import ModelError
 from skim_common.models.info import load_tokenizer
 from skim_common.models.source import local_folder

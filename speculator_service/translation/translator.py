@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.messages import Float32Array, Int32Array
+from kv_transfer.arrays import Float32Array, Int32Array
 from speculator_service.translation.alignment import Spans, carried_importance, readable, spans_of_bytes, text_of
 from speculator_service.translation.token_text import TokenText
 

@@ -22,8 +22,9 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from kv_transfer.arrays import Int32Array
 from kv_transfer.limits.speculator import check_ids, check_length, check_prompt
-from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.messages import KeptPrompt
 from kv_transfer.spans import Span
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo, check_speculator, inspect_model

@@ -17,7 +17,8 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
-from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import KeptPrompt
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.wire.positions import encode_positions
 from skim_common.errors import SessionLostError

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import UNDRAFTED
-from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.messages import KeptPrompt
 from target_service.drafting.acceptance import PositionAcceptance
 from target_service.drafting.draft_count import DraftCounts
 from target_service.drafting.exchange import ProposalRequest

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow, SessionState
-from kv_transfer.messages import Int32Array
 from target_service.drafting.target_session import Proposal, TargetSession, checked_proposal
 
 FALLBACKS = ("timeout", "unreachable", "breaker", "broken", "lost", "no_draft")

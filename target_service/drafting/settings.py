@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kv_transfer.messages import GenerateRequest, Int32Array, SessionHandle
+from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import GenerateRequest, SessionHandle
 from kv_transfer.options import DraftAhead
 
 DRAFTING = "skim_drafting"

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.drafts import Draft, DraftRow, SessionState
-from kv_transfer.messages import Float32Array, Int32Array, KeptPrompt, SessionHandle
+from kv_transfer.messages import KeptPrompt, SessionHandle
 from kv_transfer.options import DraftAhead
 
 MAX_RESTORE_AFTER = 64

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from kv_transfer.arrays import Int32Array
 from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
-from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.messages import KeptPrompt
 from speculator_service.engine import Drafted, SessionLimits
 
 Drafting = Callable[[DraftRow, list[int]], Draft]

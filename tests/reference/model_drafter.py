@@ -9,7 +9,8 @@ import asyncio
 import numpy as np
 import torch
 
-from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import KeptPrompt
 from skim_common.errors import SessionLostError
 from speculator_service.engine import Drafted, SpeculatorEngine
 from tests.reference.generation_oracle import GenerationOracle

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import KeptPrompt
 
 
 def shuffled(prompt: KeptPrompt, *, seed: int = 0, size: int = 16, last: int = 4) -> KeptPrompt:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from kv_transfer.messages import Float32Array
+from kv_transfer.arrays import Float32Array
 from kv_transfer.position_map import Int64Array
 from target_service.drafting.target_session import Proposal
 

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kv_transfer.arrays import Int32Array
 from kv_transfer.draft_channel.client import connecting
-from kv_transfer.messages import Int32Array, KeptPrompt
+from kv_transfer.messages import KeptPrompt
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.wire.positions import decode_positions
 from target_service.drafting.drafted_requests import DraftedRequests, Row

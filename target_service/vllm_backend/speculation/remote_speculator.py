@@ -24,7 +24,7 @@ from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu.attn_utils import get_attn_cg_support
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 from target_service.drafting.settings import may_draft
 from target_service.drafting.target_session import Proposal
 from target_service.vllm_backend.speculation.decode_graphs import capture_decode_steps

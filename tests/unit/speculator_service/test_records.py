@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 from kv_transfer.options import SelectionOptions
 from kv_transfer.prefix_hash import block_hashes
 from speculator_service.records import BLOCK_SIZE, Record, Records

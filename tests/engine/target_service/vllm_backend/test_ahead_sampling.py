@@ -15,8 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kv_transfer.arrays import Int32Array
 from kv_transfer.draft_channel.server import DraftServer
-from kv_transfer.messages import GenerateRequest, Int32Array, KeptPrompt, SessionHandle
+from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import Drafted

@@ -4,7 +4,8 @@ from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
-from actors.observability.tracing_otlp import OtelTracer
+from actors.observability.tracing import Tracer
+from actors.observability.tracing_otlp import provider
 
 
 class SpanRecorder(SpanProcessor):
@@ -14,7 +15,7 @@ class SpanRecorder(SpanProcessor):
         self.spans: list[ReadableSpan] = []
         self.open = 0
         self.closed = False
-        self.tracer = OtelTracer(self, sample_ratio)
+        self.tracer = Tracer(provider(self, sample_ratio))
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:
         self.open += 1

@@ -14,12 +14,11 @@ from ray.serve import context
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.context import ReplicaContext
 
-import actors.observability.tracing_otlp
+import actors.observability.tracing
 import actors.pool_actor
 import benchmarks.mock_engines.target
-from actors.observability.factory import create_tracer
-from actors.observability.tracing import NO_SPAN, NO_TRACER
-from actors.observability.tracing_otlp import OtelTracer
+from actors.observability.tracing import NO_SPAN, NO_TRACER, Tracer, create_tracer
+from actors.observability.tracing_otlp import provider
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from benchmarks.mock_engines.target import MockTarget
@@ -37,13 +36,13 @@ HEADERS = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-
 
 
 def loaded_by(code):
-    """The OpenTelemetry modules that a new process has imported after `code`."""
-    code += "; import sys; print([m for m in sys.modules if m.startswith('opentelemetry')])"
+    """The modules of OpenTelemetry's SDK and exporters that a new process has imported after `code`."""
+    code += "; import sys; print([m for m in sys.modules if m.startswith(('opentelemetry.sdk', 'opentelemetry.exp'))])"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_off_imports_nothing_of_opentelemetry():
-    module = "from actors.observability.factory import create_tracer; "
+def test_off_imports_only_the_api_of_opentelemetry():
+    module = "from actors.observability.tracing import create_tracer; "
     off = module + "tracer = create_tracer(None); tracer.span('a', {}).__enter__().child('b')"
     assert loaded_by(off + "; import actors.observability.pool_spans, router.dispatch.tracing; tracer.close()") == "[]"
     on = module + "create_tracer(dict(endpoint='http://x', sample_ratio=1, service_name='s'))"
@@ -195,7 +194,7 @@ def dead_collector():
 
 async def test_a_collector_that_never_answers_is_not_waited_for(monkeypatch, dead_collector):
     """While the exporter hangs, requests are served and the replica can stop."""
-    monkeypatch.setattr(actors.observability.tracing_otlp, "CLOSE_S", 0.2)
+    monkeypatch.setattr(actors.observability.tracing, "CLOSE_S", 0.2)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "3")
     tracer = create_tracer({"endpoint": dead_collector, "sample_ratio": 1.0, "service_name": "skim"})
     monkeypatch.setattr(actors.pool_actor, "create_tracer", lambda settings: tracer)
@@ -216,7 +215,7 @@ def test_a_full_queue_loses_spans_not_requests():
             return super().export(spans)
 
     going, let_go, exporter = threading.Event(), threading.Event(), Stuck()
-    tracer = OtelTracer(BatchSpanProcessor(exporter, max_queue_size=2, max_export_batch_size=1))
+    tracer = Tracer(provider(BatchSpanProcessor(exporter, max_queue_size=2, max_export_batch_size=1)))
     for i in range(50):
         with tracer.span(f"a{i}", HEADERS):
             pass
@@ -242,10 +241,10 @@ def test_a_collector_gets_the_spans_and_who_made_them(monkeypatch):
 
 def test_a_span_lasts_as_long_as_it_did_though_the_clock_is_set_meanwhile(monkeypatch):
     recorder, hour_ns = SpanRecorder(), 3600 * 10**9
-    wall = actors.observability.tracing_otlp.time.time_ns
+    wall = actors.observability.tracing.time.time_ns
     with recorder.tracer.span("a", HEADERS) as span:
         for by in (-hour_ns, hour_ns):
-            monkeypatch.setattr(actors.observability.tracing_otlp.time, "time_ns", lambda by=by: wall() + by)
+            monkeypatch.setattr(actors.observability.tracing.time, "time_ns", lambda by=by: wall() + by)
             with span.child(f"child {by}"):
                 assert 0 <= span.now() < 60_000
     whole, *children = (recorder.named(name) for name in ("a", f"child {-hour_ns}", f"child {hour_ns}"))

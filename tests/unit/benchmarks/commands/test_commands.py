@@ -48,7 +48,7 @@ def test_a_wrong_share_is_refused_before_anything_starts(skim, rate, shown):
 
 def test_a_plot_without_matplotlib_is_refused_before_the_measurement(skim, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    ran = skim("bench", "channel", "--rounds", 10, "--plot", tmp_path / "plot.png")
+    ran = skim("bench", "cpu", "--plot", tmp_path / "plot.png")
     assert ran.code == 2
     assert "plots need matplotlib" in ran.error
 

@@ -83,7 +83,7 @@ def result():
     wrong = replace(ONE, round=1, chosen="dense", reason="cached", estimates={"dense": 200.0, "speculative": 900.0})
     short = replace(ONE, shape="later turns", first_ms={"dense": 150.0, "speculative": 100.0})
     return {
-        "machine": {"usable_cores": 2, "machine": "x86_64", "gpu": None},
+        "machine": {"usable_cores": 2, "machine": "x86_64", "gpu": None, "day": "2026-11-27"},
         "command": "skim bench forecast",
         "settings": asdict(SETTINGS) | {"target": "target", "speculator": "speculator"},
         "prompts": [asdict(one) for one in (ONE, wrong, short)],

@@ -36,7 +36,7 @@ def result(rows: list[dict]) -> dict:
         "settings": {"rounds": 3, "keep_rates": [0.1], "lengths": [4096]},
         "defaults": {"keep_rate": 0.2, "min_prompt_tokens": 1024, "window_tokens": 1024},
         "flop_ratios": {"4096": 9.8},
-        "machine": {"usable_cores": 2, "machine": "x86_64", "gpu": None},
+        "machine": {"usable_cores": 2, "machine": "x86_64", "gpu": None, "day": "2026-11-27"},
         "command": "skim bench ttft",
         "rows": rows,
     }

@@ -40,7 +40,7 @@ def measured() -> list[Answered]:
 def result() -> dict:
     settings = {**vars(SETTINGS), "target": "target", "speculator": "speculator", "turns": 2}
     return {
-        "machine": {"usable_cores": 2, "machine": "x86_64", "gpu": None},
+        "machine": {"usable_cores": 2, "machine": "x86_64", "gpu": None, "day": "2026-11-27"},
         "command": "skim bench turns",
         "settings": settings,
         "modes": {mode: MODES[mode] for mode in ("dense", "auto")},

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.mock_engines.compute import MockCompute, MockPrefixCache
-from benchmarks.replay import virtual_time
+from tests.unit import virtual_time
 
 
 def ids(*runs):

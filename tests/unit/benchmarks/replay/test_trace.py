@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.replay.mooncake import TRACE_BLOCK, TracedRequest, conversations, copies, read_trace
+from benchmarks.replay.mooncake import TRACE_BLOCK, TracedRequest, conversations, read_trace
 from benchmarks.replay.trace import CONVERSATION, sample, scaled, shared_tokens, token_ids, within
 from skim_common.errors import SkimError
 
@@ -77,17 +77,6 @@ def test_a_sample_has_whole_conversations_in_order_of_time():
 def test_times_are_scaled():
     assert [r.at_s for r in within(TRACE[1:], 10)] == [0, 2, 6, 10]
     assert [r.at_s for r in within(TRACE[:1], 10)] == [0]
-
-
-def test_copies_share_no_block_and_keep_the_sharing(bundled):
-    some = bundled[:50]
-    made = copies(some, 3, seed=1)
-    assert len(made) == 150
-    assert sum(shared_tokens(made)) == 3 * sum(shared_tokens(some))
-    assert len({block for r in made for block in r.blocks}) == 3 * len({block for r in some for block in r.blocks})
-    assert max(r.at_s for r in made) <= some[-1].at_s + 1e-6
-    assert min(r.at_s for r in made) >= -1e-6
-    assert copies(some, 1, seed=1) == some
 
 
 def test_an_unlimited_cache_holds_the_common_beginning_but_not_the_last_token():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.engines.decode_engines import MODES
 from benchmarks.latency import ttft_results
 from benchmarks.report import plots
 from evals.report.__main__ import DETAILS, PAGE, PLOTS, ROOT, SECTIONS, SUBJECTS, details, draw, figures, report
@@ -20,20 +21,19 @@ from router.options.request import PrefillOptions
 README = ROOT / "README.md"
 PAGES = {section.title: "page" for section in SECTIONS}
 
-CHANNEL_ROW = {"batch": 32, "q_top": 0, "median_ms": 1.234, "p90_ms": 2.0, "ratio_to_unary": 1.5, "ratio_to_tcp": 7.0}
-CHANNEL = {
-    "rows": [{**CHANNEL_ROW, "q_top": width, "unary_median_ms": 0.8, "tcp_median_ms": 0.1} for width in (0, 32)],
-    "rounds": 10,
-    "max_drafts": 4,
-    "machine": {"usable_cores": 2, "machine": "x86_64", "gpu": None},
-    "command": "skim bench channel",
+CPU_MS = {"router": 1.234, "speculator": 2.0, "target": 1.5, "front proxy": 0.5, "rest of Ray": 7.0}
+CPU = {
+    "rows": [{"routers": 1, "at_once": at_once, "cpu_ms": CPU_MS, "first_ms": 20.4} for at_once in (1, 32)],
+    "settings": {"prompt_tokens": 2048, "answer_tokens": 16, "keep_rate": 0.2, "requests": 256, "turns": 1},
+    "machine": {"usable_cores": 2, "machine": "x86_64", "gpu": None, "day": "2026-11-27"},
+    "command": "skim bench cpu",
 }
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """A folder with one result."""
-    (tmp_path / "channel.json").write_text(json.dumps(CHANNEL))
+    (tmp_path / "cpu.json").write_text(json.dumps(CPU))
     return tmp_path
 
 
@@ -223,20 +223,35 @@ def test_the_page_begins_with_what_is_shown_and_what_is_not() -> None:
 def test_a_figure_of_the_first_page_follows_from_its_file(tmp_path: Path) -> None:
     for claim in (*SHOWN, *AGAINST):
         (tmp_path / f"{claim.source}.json").write_text(json.dumps(committed(claim.source)))
-    changed = committed("overload") | {"ratio": {"admission": 0.5, "none": 0.25}}
-    (tmp_path / "overload.json").write_text(json.dumps(changed))
-    assert "| 0.50 with admission, 0.25 without |" in summary(tmp_path, PAGES)
-    (tmp_path / "overload.json").unlink()
+    changed = committed("refusals") | {"ratio": 0.25}
+    (tmp_path / "refusals.json").write_text(json.dumps(changed))
+    assert "| 0.25; a refusal comes after 2 ms (median) |" in summary(tmp_path, PAGES)
+    (tmp_path / "refusals.json").unlink()
     with pytest.raises(FileNotFoundError):
         summary(tmp_path, PAGES)
 
 
 def test_a_number_comes_from_its_file(results: Path) -> None:
     page = pages(results)
-    assert "| 32 | 32 | 1.23 | 2.00 | 1.50 | 7.00 |" in page
-    assert "`skim bench channel`; 2 cores, x86_64, no GPU." in page
-    assert "![The draft channel](../plots/channel.png)" in page
+    assert "| 1 | 32 | 1.2 | 2.0 | 1.5 | 0.5 | 7.0 | 5.2 | 20 |" in page
+    assert "`skim bench cpu`; 2 cores, x86_64, no GPU, 2026-11-27." in page
+    assert "![CPU time of a request](../plots/cpu.png)" in page
+    assert "Older than the code" not in page
     assert "## Decoding" not in page
+
+
+def test_a_result_that_is_older_than_the_code_says_so_on_both_pages(tmp_path: Path) -> None:
+    for claim in (*SHOWN, *AGAINST):
+        (tmp_path / f"{claim.source}.json").write_text(json.dumps(committed(claim.source)))
+    (tmp_path / "hostile.json").write_text(json.dumps(committed("hostile") | {"older": "the front has changed since"}))
+    assert "HTTP, mock engines; *older than the code*: the front has changed since |" in summary(tmp_path, PAGES)
+    assert "**Older than the code**: the front has changed since.\n" in details("Load", tmp_path)
+
+
+def test_a_result_names_only_what_the_code_still_has_or_says_that_it_is_older() -> None:
+    for file in (ROOT / "benchmarks" / "results").glob("decode*.json"):
+        result = json.loads(file.read_text())
+        assert ("older" in result) == (not set(result["modes"]) <= set(MODES)), file.stem
 
 
 def test_each_task_is_described_once() -> None:
@@ -251,7 +266,7 @@ def test_scoring_on_a_gpu_is_shown(results: Path) -> None:
     row = {"prompt_tokens": 16384, "kernel": "triton", "ms": 0.25, "copy_bytes_per_second": 4e12, "share_of_copy": 0.5}
     row |= {"peak_bytes": 2**24, "difference": 1e-7}
     settings = {"model": "llama-1b", "look_ahead": 8, "pool_kernel": 13, "rounds": 5}
-    scoring = {**CHANNEL, "rows": [row], "settings": settings, "command": "python -m benchmarks.gpu scoring"}
+    scoring = {**CPU, "rows": [row], "settings": settings, "command": "python -m benchmarks.gpu scoring"}
     (results / "gpu-scoring.json").write_text(json.dumps(scoring))
     page = pages(results)
     assert "| 16,384 | triton | 0.250 | 0.50 | 4,000 | 16 | 1.0e-07 |" in page
@@ -260,21 +275,21 @@ def test_scoring_on_a_gpu_is_shown(results: Path) -> None:
 def test_sections_keep_their_order(results: Path) -> None:
     (results / "decode.json").write_text((ROOT / "benchmarks" / "results" / "decode.json").read_text())
     page = pages(results)
-    assert page.index("## Decoding") < page.index("## The draft channel")
+    assert page.index("## CPU time") < page.index("## Decoding")
     assert len({section.key for section in SECTIONS}) == len(SECTIONS)
 
 
 def test_a_plot_knows_its_result(results: Path, tmp_path: Path) -> None:
     draw(tmp_path / "plots", results)
-    plot = tmp_path / "plots" / "channel.png"
-    assert plots.source_of(plot) == plots.digest(CHANNEL)
-    assert plots.source_of(plot) != plots.digest({**CHANNEL, "rounds": 11})
+    plot = tmp_path / "plots" / "cpu.png"
+    assert plots.source_of(plot) == plots.digest(CPU) == plots.digest({**CPU, "older": "a part is gone"})
+    assert plots.source_of(plot) != plots.digest({**CPU, "rows": []})
 
 
 def decode_result(**changed: object) -> dict:
     settings = {"target": "t", "speculator": "s", "prompts": 1, "prompt_tokens": 2048, "rounds": 1, "batch": 1}
     settings |= {"keep_rate": 0.2, "look_ahead": 8, "drafts": 1, "ignore_eos": True, **changed}
-    return {"settings": settings, "machine": CHANNEL["machine"], "command": "skim bench decode"}
+    return {"settings": settings, "machine": CPU["machine"], "command": "skim bench decode"}
 
 
 def decode_modes(ms_per_token: float) -> dict:

@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from benchmarks.replay.virtual_time import run
 from kv_transfer.messages import GenerateOutput
 from router.admission import pool_load
 from router.admission.controller import Admission
@@ -15,6 +14,7 @@ from router.admission.ticket import AdmissionRequest, OverloadedError, PromptGro
 from router.decision.cost_model import Work
 from skim_common.deadline import Deadline
 from tests.unit.actors.local_meter import LocalMeter
+from tests.unit.virtual_time import run
 
 PROMPT = Work(target_ms=1000.0)
 

@@ -9,7 +9,7 @@ import pytest
 
 from kv_transfer.messages import KeptPrompt, Selection, SessionHandle
 from router.decision.cache_ledger import CacheLedger, Found
-from router.decision.forecast import Forecaster
+from router.decision.forecaster import Forecaster
 from router.decision.kinds import TRIAL, Kinds
 from router.decision.rules import Decision
 from router.options.request import PrefillOptions

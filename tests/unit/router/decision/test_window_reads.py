@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.replay.virtual_time import run
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.windows import plan_of
-from router.decision.forecast import Forecaster
+from router.decision.forecaster import Forecaster
 from router.decision.window_reads import WindowReads
 from router.options.request import PrefillOptions
 from skim_common.models.costs import ReadCost
@@ -17,6 +16,7 @@ from speculator_service.service import SpeculatorService
 from tests.unit.actors.mock_actors import MODELS
 from tests.unit.router.decision.test_forecast_accuracy import right
 from tests.unit.speculator_service.reading.replicas import OPTIONS, Pool, asking
+from tests.unit.virtual_time import run
 
 SPECULATOR = str(MODELS / "speculator")
 READ = PrefillOptions(keep_rate=0.2, **OPTIONS.model_dump(include={"scoring", "read", "window_tokens", "protect_last"}))

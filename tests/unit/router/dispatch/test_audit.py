@@ -8,7 +8,7 @@ import pytest
 
 from kv_transfer.messages import GenerateRequest, KeptPrompt
 from kv_transfer.options import DecodeOptions
-from router.decision.forecast import Forecaster
+from router.decision.forecaster import Forecaster
 from router.dispatch.audit import LOWEST_PRIORITY, MAX_RUNNING, MAX_TOKENS
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request

@@ -9,7 +9,7 @@ from kv_transfer.options import AUTO, DecodeOptions
 from router.admission.controller import Admission
 from router.admission.load_shedding import KEEP
 from router.admission.ticket import AdmissionRequest, OverloadedError
-from router.decision.forecast import Forecaster
+from router.decision.forecaster import Forecaster
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CallState

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.latency.forecast_shapes import ROUNDS_APART, SHAPES, TEMPLATE
-from router.decision.forecast import Forecaster
+from router.decision.forecaster import Forecaster
 from router.decision.kept_sizes import KeptSizes
 from router.dispatch.dispatcher import Dispatcher
 from router.options.request import PrefillOptions, SpeculationOptions

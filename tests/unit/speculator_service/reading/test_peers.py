@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from benchmarks.mock_engines.speculator import MockSpeculator
-from benchmarks.replay.virtual_time import run
 from kv_transfer.windows import WindowsRequest
 from skim_common.errors import EngineUnavailableError, SkimError
 from speculator_service.reading.read import read_in_windows
 from speculator_service.service import SpeculatorService
 from tests.unit.kv_transfer.layouts import relaid
 from tests.unit.speculator_service.reading.replicas import FRAME, OPTIONS, Pool, asking
+from tests.unit.virtual_time import run
 
 ASKED = np.arange(2, dtype=np.int32), np.array([2], np.int32)
 """One question of two tokens."""

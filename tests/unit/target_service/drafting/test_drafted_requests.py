@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.messages import GenerateRequest, Int32Array, KeptPrompt, SessionHandle
+from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
 from target_service.drafting.drafted_requests import DraftedRequest, DraftedRequests, Row
 from target_service.drafting.settings import (

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from benchmarks.replay.virtual_time import run
+from tests.unit.virtual_time import run
 
 
 def test_hours_pass_at_once_and_waits_end_in_order():

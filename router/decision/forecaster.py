@@ -1,0 +1,289 @@
+"""What this router knows of the pools' caches and speeds: it forecasts a prompt's time to first token in both modes.
+
+Every prompt teaches it, however its mode was chosen. All of it is this router's own knowledge: routers exchange
+nothing.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from kv_transfer.arrays import Int32Array
+from kv_transfer.layout import NO_LAYOUT, TextLayout
+from kv_transfer.messages import KeptPrompt, Selection
+from kv_transfer.options import AUTO, SHORT_TEXT
+from kv_transfer.prefix_hash import block_hashes
+from router.decision.cache_ledger import BLOCK_TOKENS, CacheLedger, Found
+from router.decision.cost_model import Mode, Reads, Work, estimate, fewer, sooner
+from router.decision.forecast import Forecast, way_of
+from router.decision.kept_sizes import KeptShares, KeptSizes
+from router.decision.kinds import Kinds
+from router.decision.later_turns import LaterTurns
+from router.decision.pool_time import PoolTime, Speeds
+from router.decision.window_reads import WindowReads
+from router.options.request import PrefillOptions
+from skim_common.models.costs import Read, ReadCost
+from skim_common.models.info import ModelInfo
+
+
+class Forecaster:
+    """One router's knowledge. clock: seconds; the event loop's by default, which benchmarks can run in virtual time."""
+
+    def __init__(self, clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()) -> None:
+        self._clock = clock
+        self.speculator, self.target = PoolTime(clock), PoolTime(clock)
+        self.adapted = PoolTime(clock, beside=self.target)
+        self.windows, self.lexical = PoolTime(clock), PoolTime(clock)
+        self.dense, self.kept = CacheLedger(), CacheLedger()
+        self.read, self.read_in_windows = CacheLedger(), CacheLedger()
+        self._of_target, self._of_speculator = [self.dense, self.kept], [self.read, self.read_in_windows]
+        self._replicas = 1.0  # of the speculator
+        self.turns = LaterTurns()
+        self._sent = Counter[bytes]()
+        self._shares, self.kinds = KeptShares(), Kinds()
+
+    def speeds(self) -> dict[str, Speeds]:
+        """How fast the pools read, as far as it is known: the speculator whole prompts, or else windows."""
+        found = {"speculator": self.speculator.speeds or self.windows.speeds, "target": self.target.speeds}
+        return {pool: speeds for pool, speeds in found.items() if speeds}
+
+    def know(self, pool: str, model: ModelInfo, replicas: float) -> None:
+        """What a replica of `speculator` or `target` tells of itself. replicas: of the pool, per router."""
+        if pool == "speculator":
+            time, ledgers, self._replicas = self.speculator, self._of_speculator, replicas
+            self.windows.cost = ReadCost(model.read_cost.linear)  # their attention does not grow with the prompt
+        else:
+            time, ledgers = self.target, self._of_target
+            self.adapted.cost = model.read_cost
+        time.cost = model.read_cost
+        if model.cache_tokens:
+            for ledger in ledgers:
+                ledger.capacity = replicas * model.cache_tokens
+
+    def look(
+        self,
+        ids: Int32Array,
+        salt: str | None,
+        options: PrefillOptions,
+        layout: TextLayout = NO_LAYOUT,
+        told: int | None = None,
+        windows: WindowReads | None = None,
+        *,
+        adapted: bool = False,
+    ) -> Forecast:
+        """The forecast of a prompt. ids: int32 [M]. layout: without its units.
+
+        told: how many later turns it has, if the client has told it (`router.options.headers`).
+        windows, adapted: as in Forecast.
+        """
+        hashes = block_hashes(ids, BLOCK_TOKENS, salt)
+        sizes = KeptSizes.of(int(ids.size), options.protect_last, layout)
+        ledgers = self.dense, self._read_ledger(windows), self.kept
+        dense, read, kept = (ledger.find(ids, hashes) for ledger in ledgers)
+        coming = next((i for i, block in enumerate(hashes) if block not in self._sent), len(hashes)) * BLOCK_TOKENS
+        # What stands before all that may be dropped is the same for the target, whole or kept.
+        alike = min(max(dense.tokens, coming), sizes.opening)
+        if alike > kept.kept:
+            kept = Found(alike, alike, dense.age)
+        share = self._shares.of(way_of(options, windows), options, sizes)
+        forecast = Forecast(ids, salt, options, hashes, sizes, dense, read, kept, share, coming, windows, adapted)
+        selector, target, later = self._selector(options, windows), self._target(forecast), 0.0
+        # A conversation that has begun speculative has paid most already, so a guess at its end is not worth a change.
+        if told is not None or forecast.before != "speculative":
+            known = int(ids.size)
+            later = self.turns.extra_ms(
+                lambda new: selector.estimate(self._selector_read(windows, known + new, known)),
+                target,
+                known,
+                round(sizes.kept(share)),
+                share,
+                told,
+            )
+        reads, corrections = self._reads(forecast, options), self.kinds.corrections(forecast.kind)
+        found = estimate(reads, selector, target, self._clock(), later, corrections)
+        if found is None:
+            return replace(forecast, choice=fewer(reads, self.turns.extra_tokens(share, told or 0)))
+        choice = sooner(found, forecast.before)
+        if options.enabled == AUTO:
+            choice = self.kinds.tried(forecast.kind, choice, found, forecast.before)
+        return replace(forecast, estimate=found, choice=choice)
+
+    @contextmanager
+    def sent(self, forecast: Forecast, prompt: KeptPrompt) -> Iterator[None]:
+        """While a dense prompt is with the target: those that come behind it find in the cache what it reads."""
+        hashes = forecast.hashes if prompt.is_dense else ()
+        self._sent.update(hashes)
+        try:
+            yield
+        finally:
+            self._sent.subtract(hashes)
+            for block in hashes:
+                if not self._sent[block]:
+                    del self._sent[block]
+
+    def work(
+        self,
+        forecast: Forecast,
+        options: PrefillOptions,
+        most_tokens: int,
+        *,
+        selects: bool,
+        reads_for_drafts: bool = False,
+    ) -> Work:
+        """The computing until the first token, speculative if `selects`; 0 in a pool that has not been measured.
+
+        reads_for_drafts: the speculator then reads the kept prompt, for drafts.
+        """
+        reads, target = self._reads(forecast, options), self._target(forecast)
+        if not selects:
+            return Work(0.0, target.estimate(reads.dense) or 0.0, most_tokens=most_tokens)
+        read, kept = self._selector(options, forecast.windows).estimate(reads.read), target.estimate(reads.kept)
+        drafts = self._drafts_ms(reads.kept) if reads_for_drafts else 0.0
+        return Work(read or 0.0, kept or 0.0, True, most_tokens, drafts)
+
+    def _drafts_ms(self, kept: Read) -> float:
+        """The speculator's read of the kept prompt for drafts. Its sessions have what the target has cached of it.
+
+        If only windows were read so far, their speed counts. It is a little too fast: they run fewer layers.
+        """
+        return self.speculator.estimate(kept) or self.windows.estimate(kept) or 0.0
+
+    def _reads(self, forecast: Forecast, options: PrefillOptions) -> Reads:
+        size, known = int(forecast.ids.size), self._known_kept(forecast, options)
+        share = self._shares.of(way_of(options, forecast.windows), options, forecast.sizes)
+        kept = self._kept_tokens(forecast.sizes, known, share)
+        return Reads(
+            dense=Read.of(size, forecast.known_dense),
+            cold=Read.of(size),
+            read=self._selector_read(
+                forecast.windows, size, 0 if options.selector == "lexical" else forecast.read.tokens
+            ),
+            kept=Read.of(known.kept + kept, known.kept),
+        )
+
+    def _known_kept(self, forecast: Forecast, options: PrefillOptions) -> Found:
+        """What the target has cached of the kept prompt: without `reuse`, a new selection begins like the old one only
+        as far as nothing may be dropped."""
+        known, opening = forecast.kept, forecast.sizes.opening
+        if options.reuse == "on":
+            return known
+        return Found(min(known.tokens, opening), min(known.kept, opening), known.age)
+
+    def _kept_tokens(self, sizes: KeptSizes, known: Found, share: float) -> float:
+        """The tokens that the target would read of the kept prompt: those of an extended one, or of a fresh selection
+        if they are fewer (`speculator_service.scoring.extension`)."""
+        fresh = sizes.kept(share)
+        if known.kept <= sizes.opening:
+            return fresh - known.kept
+        late = min(self.turns.late, known.tokens - known.kept)
+        extended = max(fresh - known.kept, sizes.new(share, known.tokens, SHORT_TEXT) + late)
+        return min(fresh - min(known.kept, sizes.opening), extended)
+
+    def selected(self, forecast: Forecast, selection: Selection, options: PrefillOptions) -> Forecast:
+        """Learn from a selection. Returns the forecast with its `select_ms`, if it was selected as expected."""
+        queue = selection.timings.get("queue", 0.0)
+        size, cached = int(forecast.ids.size), selection.cached_tokens
+        lexical = options.selector == "lexical"
+        windows = None if lexical else forecast.windows  # lexical perhaps as a fallback
+        read = windows.read(size, cached, self._replicas) if windows else Read.of(size, cached)
+        took = sum(selection.timings.values()) - queue
+        self._selector(options, windows).measure(read, took, queue)
+        if not lexical:
+            ledger = self._read_ledger(windows)
+            ledger.correct(forecast.read, cached)
+            self._speculator_wrote(read.tokens if windows is None else round(windows.tokens(size, cached)))
+            ledger.add(forecast.ids, forecast.hashes, _ends(forecast.hashes))
+        if selection.kept.session is not None:
+            self._speculator_wrote(selection.kept.token_ids.size)
+        way, sizes = way_of(options, windows), forecast.sizes
+        if selection.reused_tokens <= sizes.opening:
+            self._shares.selected(way, options, sizes, int(selection.kept.token_ids.size))
+        return replace(forecast, select_ms=took if options == forecast.options else None)
+
+    def began(self, forecast: Forecast, prompt: KeptPrompt, cached: int, ms: float, queue_ms: float) -> None:
+        """Learn from the target's first output: `queue_ms` in its queue, `ms` of prefill, `cached` cached tokens."""
+        read, opening = Read.of(prompt.token_ids.size, cached), forecast.sizes.opening
+        self._target(forecast).measure(read, ms, queue_ms)
+        known = max(forecast.known_dense, forecast.kept.tokens)
+        self.turns.began(int(forecast.ids.size) - opening, max(0, known - opening))
+        for ledger in self._of_target:
+            ledger.wrote(read.tokens)
+        if prompt.is_dense:
+            self.dense.correct(forecast.dense, cached)
+        else:
+            self.kept.correct(forecast.kept, cached)
+            if forecast.before == "speculative":
+                kept = forecast.sizes.new(forecast.share, forecast.kept.tokens, SHORT_TEXT)
+                self.turns.extended(read.tokens - kept)
+        if prompt.is_dense or forecast.select_ms is not None:
+            self._compare(forecast, "dense" if prompt.is_dense else "speculative", ms)
+        self._add(forecast.ids, forecast.hashes, prompt)
+
+    def _compare(self, forecast: Forecast, mode: Mode, ms: float) -> None:
+        """Learn the error that the forecast has for prompts of this kind, now that the pools' times are those of this
+        prompt too. ms: in the target."""
+        selects, times = mode == "speculative", [self._target(forecast)]
+        times += [self._selector(forecast.options, forecast.windows)] if selects else []
+        expected = self.work(forecast, forecast.options, 0, selects=selects).total_ms
+        took = ms + (forecast.select_ms or 0.0 if selects else 0.0)
+        self.kinds.measured(forecast.kind, mode, expected if all(time.is_known for time in times) else None, took)
+
+    def ended(self, forecast: Forecast, prompt: KeptPrompt, answer: Int32Array) -> None:
+        """Learn that the caches also hold the answer: the next turn begins with prompt and answer."""
+        if not answer.size:
+            return
+        for ledger in self._of_target:
+            ledger.wrote(int(answer.size))
+        whole = np.concatenate([forecast.ids, answer])
+        hashes = block_hashes(whole, BLOCK_TOKENS, forecast.salt, known=forecast.hashes)
+        self._add(whole, hashes, prompt)
+        if prompt.session is not None:
+            self._speculator_wrote(int(answer.size))
+            if forecast.windows is None:
+                self.read.add(whole, hashes, _ends(hashes))
+
+    def _add(self, ids: Int32Array, hashes: Sequence[bytes], prompt: KeptPrompt) -> None:
+        if prompt.is_dense:
+            self.dense.add(ids, hashes, _ends(hashes))
+            return
+        ends = np.array(_ends(hashes), np.int64)
+        in_prompt = np.searchsorted(np.sort(prompt.positions), np.minimum(ends, prompt.context_length))
+        self.kept.add(ids, hashes, (in_prompt + np.maximum(0, ends - prompt.context_length)).tolist())
+        # As far as nothing is dropped, it is the beginning of a dense prompt too.
+        dropped = np.flatnonzero(prompt.positions != np.arange(prompt.positions.size))
+        whole = int(dropped[0]) if dropped.size else int(prompt.positions.size)
+        alike = hashes[: whole // BLOCK_TOKENS]
+        self.dense.add(ids[:whole], alike, _ends(alike))
+
+    def _target(self, forecast: Forecast) -> PoolTime:
+        """The measured times of the target as it answers this prompt."""
+        return self.adapted if forecast.adapted else self.target
+
+    def _selector(self, options: PrefillOptions, windows: WindowReads | None) -> PoolTime:
+        """The measured times of what selects with these options."""
+        if options.selector == "lexical":
+            return self.lexical
+        return self.windows if windows else self.speculator
+
+    def _selector_read(self, windows: WindowReads | None, size: int, known: int) -> Read:
+        """What the selector computes of a prompt of `size` tokens if it has the first `known` ones cached."""
+        if windows is None:
+            return Read.of(size, known)
+        return windows.read(size, windows.known(size, known), self._replicas)
+
+    def _read_ledger(self, windows: WindowReads | None) -> CacheLedger:
+        """The prefixes that the speculator has cached in this form."""
+        return self.read_in_windows if windows else self.read
+
+    def _speculator_wrote(self, tokens: int) -> None:
+        for ledger in self._of_speculator:
+            ledger.wrote(tokens)
+
+
+def _ends(hashes: Sequence[bytes]) -> Sequence[int]:
+    """The number of tokens up to the end of each block."""
+    return range(BLOCK_TOKENS, BLOCK_TOKENS * (len(hashes) + 1), BLOCK_TOKENS)
