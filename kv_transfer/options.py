@@ -10,12 +10,14 @@ MAX_LOOK_AHEAD = 64
 
 AUTO: Literal["auto"] = "auto"
 ALWAYS: Literal["always"] = "always"
-AUTO_COVERAGE, LONG_COVERAGE = 0.5, 0.4
-"""The coverage that `keep_rate: auto` wants where none is set; the second of a prompt that is read in windows and has
-LONG_FROM tokens or more that may be dropped, because the evidence of an answer does not grow with the text around it.
-`skim calibrate` finds the value for a pair."""
+AUTO_COVERAGE = 0.5
+"""The coverage that `keep_rate: auto` wants where none is set. `skim calibrate` finds the value for a pair."""
+HEADS_COVERAGE, LONG_COVERAGE = 0.7, 0.6
+"""The same for scores of retrieval heads, whose importance is flatter; the second of a prompt that has LONG_FROM tokens
+or more that may be dropped, because the evidence of an answer does not grow with the text around it. On people's
+questions about meetings and papers .7 keeps about a quarter of the text."""
 LONG_FROM = 6144
-"""Tokens. With LONG_COVERAGE answers were as good at 8,192 and 16,384 tokens, and worse at 4,096."""
+"""Tokens."""
 MIN_KEEP = 0.05
 """The `min_keep` where none is set."""
 AUTO_MAX_KEEP = 0.5
@@ -93,7 +95,7 @@ class SelectionOptions(BaseModel):
         description="how the speculator reads the prompt: as a whole, or in windows, which are short prompts of their"
         " own with the question after each; auto: in windows, by a speculator with a head profile",
     )
-    window_tokens: int = Field(1024, ge=128, le=16384, description="most prompt tokens of a window")
+    window_tokens: int = Field(4096, ge=128, le=16384, description="most prompt tokens of a window")
     score_queries: Literal["look_ahead", "question", "both"] = Field(
         "look_ahead",
         description="whose queries score the prompt: the last token and the look-ahead, the question's tokens, or both",
@@ -193,8 +195,8 @@ class SelectionOptions(BaseModel):
         wanted = self.wanted_coverage
         if wanted is None:
             return self
-        if self.coverage is None and self.read == "windows" and tokens >= LONG_FROM:
-            wanted = LONG_COVERAGE
+        if self.coverage is None and self.scoring == "heads" and self.granularity == "text":
+            wanted = LONG_COVERAGE if tokens >= LONG_FROM else HEADS_COVERAGE
         return self.model_copy(update={"coverage": wanted})
 
     @property

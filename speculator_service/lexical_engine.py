@@ -19,8 +19,12 @@ def score_lexically(request: SelectRequest) -> Scores:
     began = perf_counter()
     size, options = request.size, request.options
     questions = request.layout.questions.tolist() or [(max(0, size - options.protect_last), size)]
-    units = request.layout.units if options.granularity == "text" else None
-    importance = torch.from_numpy(lexical_importance(request.token_ids, questions, options.chunk_size, units))
+    units, near = request.layout.units if options.granularity == "text" else None, request.layout.words_near
+    if units is not None and near.any():
+        found = np.repeat(near, np.diff(units, append=size))
+    else:
+        found = lexical_importance(request.token_ids, questions, options.chunk_size, units)
+    importance = torch.from_numpy(found)
     return Scores(importance, [], {"queue": 0.0, "speculate": 1e3 * (perf_counter() - began)})
 
 

@@ -12,6 +12,7 @@ from speculator_service.lexical_engine import score_lexically
 from speculator_service.reading.peers import Peers
 from speculator_service.reading.read import read_in_windows, reads_in_windows
 from speculator_service.scoring.lexical import with_lexical
+from speculator_service.scoring.passages import passage_importance
 
 
 async def scores_of(
@@ -21,13 +22,14 @@ async def scores_of(
 
     keep_session: as in `SpeculatorEngine.score`. peers: read a part of the windows, if the prompt is read in windows.
 
-    BM25 is in the sum if the options say so and the question is known.
+    BM25 is in the sum if the options say so and the question is known. Retrieval heads are summed with it by passages.
     Raises as `SpeculatorEngine.score`, and SkimError for scores that do not fit the prompt.
     """
     options = request.options
     if options.selector == "lexical":
         return await asyncio.to_thread(score_lexically, request)
-    adds_lexical = len(request.layout.questions) > 0 and options.bm25_weight > 0
+    by_passages = options.scoring == "heads" and options.granularity == "text" and request.layout.words.size > 0
+    adds_lexical = len(request.layout.questions) > 0 and options.bm25_weight > 0 and not by_passages
     # A worker thread looks the words up while the engine reads.
     lexical = asyncio.create_task(asyncio.to_thread(score_lexically, request)) if adds_lexical else None
     if reads_in_windows(engine, request):
@@ -46,6 +48,12 @@ async def scores_of(
     if scores.importance.shape != request.token_ids.shape:
         shapes = f"{tuple(scores.importance.shape)} for a prompt of {request.token_ids.shape}"
         raise SkimError(f"the speculator's scores do not fit the prompt: {shapes}")
+    if by_passages:
+        masses = scores.importance.to("cpu", torch.float32).numpy()
+        found = await asyncio.to_thread(
+            passage_importance, masses, request.layout, options.bm25_weight, request.droppable
+        )
+        return replace(scores, importance=torch.from_numpy(found))
     if lexical is None:
         return scores
     attention, words = scores.importance.to("cpu", torch.float32).numpy(), (await lexical).importance.numpy()

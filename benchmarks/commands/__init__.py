@@ -31,6 +31,7 @@ COMMANDS = {
     "benchmarks.scaling.commands": ("scale",),
     "evals.commands.evidence": ("evidence",),
     "evals.commands.forms": ("forms",),
+    "evals.commands.questions": ("questions",),
 }
 
 app = typer.Typer(

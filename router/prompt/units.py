@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import Span, mask_of
+from router.prompt.lexical import gaps_of, word_scores
 from router.prompt.links import Codes, links_of
 from router.prompt.protected_spans import Offsets, char_ranges
 
@@ -49,7 +50,7 @@ class TextUnits(NamedTuple):
 def with_units(
     layout: TextLayout, text: str | None, offsets: Offsets | None, options: SelectionOptions, prompt_tokens: int
 ) -> TextLayout:
-    """The layout with `units`, `indents` and `links`; without, where the options or the prompt have none.
+    """The layout with all that is known of its units; without, where the options or the prompt have none.
 
     text, offsets: as in RenderedPrompt. The borders of the units include those of messages, because the template
     between messages is protected.
@@ -59,7 +60,32 @@ def with_units(
     last = max(0, prompt_tokens - options.protect_last)
     protected = [*layout.protected.tolist(), (last, prompt_tokens)]
     starts, indents, links = text_units(text, offsets, layout.rate_spans.ravel(), protected, layout.questions)
-    return replace(layout, units=starts, indents=indents, links=links)
+    return replace(
+        layout,
+        units=starts,
+        indents=indents,
+        links=links,
+        **_words_of(layout, text, offsets, starts, indents, protected),
+    )
+
+
+def _words_of(
+    layout: TextLayout, text: str, offsets: Offsets, starts: Int32Array, indents: Int32Array, protected: Sequence[Span]
+) -> dict[str, Any]:
+    """The fields `gaps`, `words` and `words_near`. protected: as in `text_units`."""
+    codes, ranges = codes_of(text), char_ranges(offsets)
+    tokens = np.diff(starts, append=len(ranges))
+    droppable = np.logical_or.reduceat(~mask_of(protected, len(ranges)), starts)
+    begins = np.maximum.accumulate(ranges[:, 0])[starts]
+    gaps = gaps_of(codes, begins, indents, droppable)
+    asked = [(int(ranges[first, 0]), int(ranges[last - 1, 1])) for first, last in layout.questions.tolist()]
+    found = word_scores(codes, begins, tokens, gaps, droppable, asked)
+    return {"gaps": gaps, "words": found.own, "words_near": found.near}
+
+
+def codes_of(text: str) -> Codes:
+    """The code points of a text [C]."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).clip(max=0xFFFF).astype(np.uint16)
 
 
 def text_units(
@@ -77,7 +103,7 @@ def text_units(
     them. edges: further token positions that are borders of units; none lies outside the prompt. questions: int32
     [Q, 2], parts of protected ranges.
     """
-    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).clip(max=0xFFFF).astype(np.uint16)
+    codes = codes_of(text)
     lines = _Lines.of(codes, _line_numbers(text))
     begins = np.maximum.accumulate(char_ranges(offsets)[:, 0])  # a token without characters has the range (0, 0)
     hard = np.unique(np.r_[0, np.ravel(protected), np.fromiter(edges, np.int64), begins.size].astype(np.int64))

@@ -42,7 +42,7 @@ def test_units_are_those_of_the_text_or_chunks():
         (TextLayout(questions=pairs([(4, 6), (5, 8)])), "questions must be sorted token ranges"),
         (layout_of(question=(4, 11)), "questions must be sorted token ranges"),
         (layout_of(units=[0, 10]), "units must be ascending positions"),
-        (layout_of(units=[0, 4], indents=[0]), "one indent for each of 2 units"),
+        (layout_of(units=[0, 4], indents=[0]), "one of indents for each of 2 units"),
         (layout_of(units=[0, 4], links=[(0, 2)]), "links must be pairs of numbers of the 2 units"),
     ],
 )

@@ -114,7 +114,7 @@ async def test_units_that_do_not_fit_the_prompt_are_refused(make_request, wrong)
     with pytest.raises(InvalidRequestError, match="units must be ascending positions from 0 inside the 38 tokens"):
         await SpeculatorService(engine).select(relaid(asking(make_request), units=wrong))
     three_indents = relaid(asking(make_request), units=[0, 4], indents=[0, 0, 0])
-    with pytest.raises(InvalidRequestError, match="one indent for each of 2 units, not 3"):
+    with pytest.raises(InvalidRequestError, match="one of indents for each of 2 units, not 3"):
         await SpeculatorService(engine).select(three_indents)
     assert engine.calls == 0
 

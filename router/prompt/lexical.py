@@ -1,0 +1,193 @@
+"""How much the units of a text say of what a question names: BM25 over words, of each unit and of its passage.
+
+The terms are the first STEM characters of lower-cased words, so "argued" finds "arguments". On people's questions this
+keeps as much of the evidence as the stems of Snowball, and it needs no language. In scripts without spaces, and in
+Hangul, the terms are pairs of characters. English stop words ask for nothing. Formula and names of BM25 are those of
+`speculator_service.scoring.lexical`, which scores a prompt of token ids. For the score in its passage, a unit's counts
+and its length are spread over the units around it before the formula (`kv_transfer.passages`).
+
+Also how far units are apart besides their tokens (`gaps_of`).
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+from unicodedata import category
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.passages import spread
+from router.prompt.links import Codes
+
+K1, B = 1.2, 0.4
+STEM = 5
+LONGEST = 16
+"""Words with a digit, such as ids, are compared so far."""
+PROSE_LETTERS = 0.75
+"""Of a unit of prose, at least this share of the characters is letters and white space. Logs have .6, JSON has .5."""
+STOP_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "a about all an and any are as at be been but by can could did do does for from had has have he her "
+        "his how i if in into is it its me my no not of on or our she should so than that the their them then "
+        "there these they this those to us was we were what when where which who whom whose why will with "
+        "would you your",
+    )
+)
+"""English."""
+NO_SPACES = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xAC00, 0xD7AF))
+"""Thai and Lao, Myanmar, Khmer, kana, Chinese characters, Hangul."""
+APART = 1 << 20
+"""Tokens. Nothing is spread over such a gap."""
+BLANK_LINE, OTHER = 60, 30
+"""Tokens. The gap at a blank line, and between units of which one is no prose. Measured on people's questions and on
+generated tasks together."""
+_WHITE = np.array([ord(space) for space in " \t\r\n"], np.uint16)
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+class WordScores(NamedTuple):
+    """own, near: float32 [U], not negative: of each unit, and of the passage around it. 0 without a shared term, and
+    for units that cannot be dropped."""
+
+    own: Float32Array
+    near: Float32Array
+
+
+def gaps_of(
+    codes: Codes, begins: npt.NDArray[np.int64], indents: Int32Array, droppable: npt.NDArray[np.bool_]
+) -> Int32Array:
+    """The gap before each unit in tokens, int32 [U], as in TextLayout.
+
+    codes: of the text. begins: the first character of each unit [U]. indents: as in TextLayout. droppable: units with a
+    token that may be dropped, bool [U]. What is indented, or has few letters, is no prose.
+    """
+    ends = np.append(begins[1:], codes.size)
+    letters = np.r_[0, np.cumsum(_characters().letters[codes])]
+    prose = (letters[ends] - letters[begins] >= PROSE_LETTERS * (ends - begins)) & (indents == 0)
+    blank = np.r_[0, np.cumsum(_blank_lines(codes))]
+    gaps = np.zeros(begins.size, np.int32)
+    gaps[1:] = BLANK_LINE * (blank[_text_begin(codes, begins[1:])] > blank[_text_end(codes, begins[1:])])
+    gaps[1:] = np.where(prose[1:] & prose[:-1], gaps[1:], OTHER)
+    gaps[1:][~(droppable[1:] & droppable[:-1])] = APART
+    return gaps
+
+
+def _blank_lines(codes: Codes) -> npt.NDArray[np.bool_]:
+    """Where a line break follows another one, bool [C]."""
+    breaks = codes == ord("\n")
+    return breaks & np.r_[False, breaks[:-1]]
+
+
+def _text_end(codes: Codes, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The end of the last text before each place."""
+    filled = np.flatnonzero(~np.isin(codes, _WHITE))
+    before = np.searchsorted(filled, places) - 1
+    return np.where(before >= 0, filled[before.clip(min=0)] + 1, 0) if filled.size else np.zeros_like(places)
+
+
+def _text_begin(codes: Codes, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The beginning of the first text from each place on."""
+    filled = np.flatnonzero(~np.isin(codes, _WHITE))
+    after = np.searchsorted(filled, places)
+    ends = np.append(filled, codes.size)
+    return ends[after]
+
+
+def word_scores(
+    codes: Codes,
+    begins: npt.NDArray[np.int64],
+    tokens: npt.NDArray[np.integer],
+    gaps: Int32Array,
+    droppable: npt.NDArray[np.bool_],
+    questions: Sequence[tuple[int, int]],
+) -> WordScores:
+    """The best over the questions.
+
+    codes, begins, droppable: as in `gaps_of`. tokens: of each unit [U]. gaps: by `gaps_of`. questions: character
+    ranges.
+    """
+    starts, ends, keys = _words(codes)
+    unit = np.searchsorted(begins, starts, "right") - 1
+    words = np.bincount(unit[unit >= 0], minlength=begins.size) * droppable
+    of_text = (unit >= 0) & droppable[unit]
+    unit, text = unit[of_text], keys[of_text]
+    best = np.zeros((2, begins.size))
+    for first, end in questions:
+        asked = slice(*np.searchsorted(starts, (first, end)))
+        terms = _terms(codes, starts[asked], ends[asked], keys[asked])
+        places = np.flatnonzero(np.isin(text, terms))
+        cells = unit[places] * terms.size + np.searchsorted(terms, text[places])
+        counts = np.bincount(cells, minlength=begins.size * terms.size).reshape(begins.size, -1)
+        own, holding = np.column_stack([words, counts]).astype(np.float64), (counts > 0).sum(0)
+        near = spread(own, tokens, gaps)
+        best = np.maximum(best, [_bm25(of_each, holding, droppable) for of_each in (own, near)])
+    return WordScores(*best.astype(np.float32))
+
+
+def _bm25(
+    around: npt.NDArray[np.float64], holding: npt.NDArray[np.integer], droppable: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """around: the words of each unit and how often it has each term, or both spread over its passage [U, 1 + T].
+    holding: units that hold each term [T]."""
+    units = int(droppable.sum())
+    if not holding.any():
+        return np.zeros(droppable.size)
+    rarity = np.log1p((units - holding + 0.5) / (holding + 0.5)) * (holding > 0)
+    words, counts = around[:, :1], around[:, 1:]
+    sizes = 1 - B + B * words / words[droppable].mean()
+    return (counts * (K1 + 1) / (counts + K1 * sizes)) @ rarity * droppable
+
+
+def _terms(
+    codes: Codes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.uint64]:
+    """The distinct terms of a question, ascending: without stop words, unless it has no others."""
+    words = ("".join(map(chr, codes[start:end])).lower() for start, end in zip(starts, ends, strict=True))
+    says = np.array([word not in STOP_WORDS for word in words], bool)
+    return np.unique(keys[says] if says.any() else keys)
+
+
+class _Characters:
+    """What is known of each code point. word: belongs to a word. alone: is a word of its own, with the next one. digit:
+    a digit. letters: a letter or white space. lower: its lower case."""
+
+    def __init__(self) -> None:
+        points = [chr(code) for code in range(0x10000)]
+        kinds = np.array([category(point)[0] for point in points])
+        self.word = np.isin(kinds, ["L", "M", "N"])
+        self.digit = kinds == "N"
+        self.letters = np.isin(kinds, ["L", "M"]) | np.array([point.isspace() for point in points])
+        self.lower = np.array(
+            [ord(low) if len(low := point.lower()) == 1 else ord(point) for point in points], np.uint64
+        )
+        self.alone = np.zeros(0x10000, bool)
+        for first, last in NO_SPACES:
+            self.alone[first : last + 1] = self.word[first : last + 1]
+
+
+@cache
+def _characters() -> _Characters:
+    return _Characters()
+
+
+def _words(codes: Codes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+    """Where each word begins [W], ascending, where it ends [W], and a hash of its term [W]."""
+    known = _characters()
+    inside, alone = known.word[codes], known.alone[codes]
+    begins = inside & (alone | ~np.r_[False, inside[:-1] & ~alone[:-1]])
+    stops = np.flatnonzero(np.r_[begins[1:] | ~inside[1:], True] & inside) + 1
+    starts = np.flatnonzero(begins)
+    ends = stops[np.searchsorted(stops, starts, "right")]
+    paired = alone[starts] & np.r_[alone, False][ends]
+    ends = ends + paired
+    digits = np.r_[0, np.cumsum(known.digit[codes])]
+    sizes = np.minimum(ends - starts, np.where(digits[ends] > digits[starts], LONGEST, STEM))
+    lower, keys = known.lower[codes], np.zeros(starts.size, np.uint64)
+    for place in range(LONGEST):
+        has = np.flatnonzero(sizes > place)
+        keys[has] = (keys[has] + lower[starts[has] + place] + np.uint64(1)) * _MULTIPLIER
+    return starts, ends, keys

@@ -1,0 +1,28 @@
+"""What is found at a unit is spread over the units around it, by their distance in tokens."""
+
+import numpy as np
+import pytest
+
+from kv_transfer.passages import REACH, spread
+
+
+def one_by_one(values, lengths, gaps):
+    middles = np.cumsum(lengths + gaps) - lengths / 2
+    shares = np.exp(-np.abs(middles[:, None] - middles) / REACH)
+    return shares @ values
+
+
+@pytest.mark.parametrize("columns", [0, 3])
+@pytest.mark.parametrize("units", [1, 2, 7, 100])
+def test_it_is_the_sum_over_all_pairs(units, columns):
+    rng = np.random.default_rng(units)
+    lengths, gaps = rng.integers(1, 90, units), rng.choice([0, 30, 60], units)
+    gaps[0] = 0
+    values = rng.random((units, columns) if columns else units)
+    np.testing.assert_allclose(spread(values, lengths, gaps), one_by_one(values, lengths, gaps), rtol=1e-3)
+
+
+def test_nothing_crosses_a_large_gap():
+    found = spread(np.array([1.0, 0, 0, 0]), np.full(4, 10), np.array([0, 0, 1 << 20, 0]))
+    assert found[1] == pytest.approx(np.exp(-10 / REACH))
+    assert found[2:].tolist() == [0, 0]

@@ -1,0 +1,81 @@
+"""The sum of heads and words over passages."""
+
+import numpy as np
+
+from kv_transfer.passages import REACH
+from speculator_service.scoring.passages import passage_importance, z_scores
+from tests.unit.kv_transfer.layouts import layout_of
+
+UNITS, SIZE = 40, 10
+
+
+def layout(words=None, near=None, gaps=None):
+    zeros = np.zeros(UNITS, np.float32)
+    made = layout_of(units=range(0, UNITS * SIZE, SIZE), gaps=[0] * UNITS if gaps is None else gaps)
+    object.__setattr__(made, "words", zeros if words is None else np.array(words, np.float32))
+    object.__setattr__(made, "words_near", zeros if near is None else np.array(near, np.float32))
+    return made
+
+
+def masses(**at):
+    found = np.full(UNITS * SIZE, 1e-4, np.float32)
+    for unit, mass in at.items():
+        first = int(unit[1:]) * SIZE
+        found[first : first + SIZE] = mass
+    return found
+
+
+ALL = np.ones(UNITS * SIZE, bool)
+
+
+def by_unit(importance):
+    return importance.reshape(UNITS, SIZE)[:, 0]
+
+
+def test_all_tokens_of_a_unit_have_one_importance():
+    found = passage_importance(masses(u7=0.01), layout(), 1.0, ALL)
+    assert found.dtype == np.float32
+    assert (found.reshape(UNITS, SIZE) == by_unit(found)[:, None]).all()
+    assert found.max() == 1.0
+
+
+def test_a_neighbour_counts_more_than_a_far_unit():
+    found = by_unit(passage_importance(masses(u7=0.01), layout(), 1.0, ALL))
+    assert found[7] > found[8] > found[9] > found[30]
+    # Control: with a gap around the unit, its neighbour is like all others.
+    apart = [0] * UNITS
+    apart[7] = apart[8] = int(100 * REACH)
+    alone = by_unit(passage_importance(masses(u7=0.01), layout(gaps=apart), 1.0, ALL))
+    assert alone[8] == min(alone)
+
+
+def test_words_count_by_their_weight():
+    near = np.zeros(UNITS)
+    near[20] = 5
+    for weight, best in ((1.0, {7, 20}), (0.0, {7})):
+        found = by_unit(passage_importance(masses(u7=0.01), layout(near=near), weight, ALL))
+        high = set(np.flatnonzero(found > 10 * np.median(found)).tolist())
+        assert best <= high
+        assert (20 in high) == (weight > 0)
+
+
+def test_a_unit_that_stands_out_alone_has_a_bonus():
+    words = np.zeros(UNITS)
+    words[20] = 5
+    found = by_unit(passage_importance(masses(), layout(words=words), 1.0, ALL))
+    assert found[20] > 10 * found[19]
+
+
+def test_what_may_not_be_dropped_has_no_importance_and_scores_without_a_signal_are_equal():
+    some = ALL.copy()
+    some[:25] = False
+    found = passage_importance(masses(u0=0.5, u7=0.01), layout(), 1.0, some)
+    assert not found[:25].any()
+    assert found[25:].all()
+    assert len(set(passage_importance(masses(), layout(), 1.0, ALL).tolist())) == 1
+
+
+def test_z_scores_are_those_of_some_units():
+    values, among = np.array([1.0, 3.0, 100.0]), np.array([True, True, False])
+    assert z_scores(values, among).tolist() == [-1.0, 1.0, 0.0]
+    assert z_scores(values, np.zeros(3, bool)).tolist() == [0, 0, 0]
