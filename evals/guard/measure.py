@@ -1,6 +1,7 @@
 """`python -m evals.guard.measure`: how many whole-text tasks and how many questions the guard runs dense.
 
-The wordings of `held_out.txt` and `held_out_2.txt` were written apart from those of the training. `--unseen`: each
+The wordings of `held_out.txt` and `held_out_2.txt` were written apart from those of the training. The misses of the
+first were read while those of the training grew; the second has roundabout wordings, written after that. `--unseen`: each
 language of them by a classifier that was trained without it.
 """
 

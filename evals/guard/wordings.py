@@ -5,6 +5,7 @@ the same language (`SLOTS`).
 """
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,8 +13,8 @@ from typing import NamedTuple
 FOLDER = Path(__file__).parent
 TRAINED, HELD_OUT, LATER = (FOLDER / f"{name}.txt" for name in ("wordings", "held_out", "held_out_2"))
 
-SPOT = frozenset({"question", "point", "rule"})
-"""Kinds that need no whole text: questions, requests for one thing, and rules for the answer."""
+SPOT = frozenset({"question", "point", "rule", "noise"})
+"""Kinds that need no whole text: questions, requests for one thing, rules for the answer, and words without a sense."""
 
 SLOTS = {
     "{o}": "objects",
@@ -24,6 +25,8 @@ SLOTS = {
     "{p}": "plurals",
     "{v}": "verbs",
 }
+NOISE = 120
+"""Texts without a sense for each language."""
 _TIMES = 6
 """How often a wording with slots is filled."""
 
@@ -64,11 +67,15 @@ def plain(path: Path) -> list[Wording]:
 
 
 def filled(path: Path, rng: random.Random, without: Sequence[str] = ()) -> Iterator[Wording]:
-    """Those of a file with filled slots; of each second one some words are dropped. without: languages to leave out."""
+    """Those of a file with filled slots; of each second one some words are dropped. Noise of each language.
+
+    without: languages to leave out.
+    """
     number = 0
     for language, kinds in read(path).items():
         if language in without:
             continue
+        noise = Noise([text for kind, texts in kinds.items() if kind in SPOT for text in texts], rng)
         for kind, texts in kinds.items():
             if kind in SLOTS.values():
                 continue
@@ -77,6 +84,28 @@ def filled(path: Path, rng: random.Random, without: Sequence[str] = ()) -> Itera
                     full = _fill(text, kinds, rng)
                     yield Wording(full if time % 2 == 0 else _shortened(full, rng), language, kind, number)
                 number += 1
+        for _ in range(NOISE):
+            yield Wording(noise.text(rng.randint(30, 200)), language, "noise", number)
+            number += 1
+
+
+class Noise:
+    """Texts with the letters of a language but without a sense: what is unknown is no whole-text task."""
+
+    def __init__(self, texts: Sequence[str], rng: random.Random) -> None:
+        self._rng, self._after = rng, dict[str, list[str]]()
+        for text in texts:
+            plain = re.sub(r"\{.\}", "", text) + " "
+            for start in range(len(plain) - 3):
+                self._after.setdefault(plain[start : start + 3], []).append(plain[start + 3])
+        self._starts = sorted(self._after)
+
+    def text(self, length: int) -> str:
+        """By the chances of a letter after three others."""
+        text = self._rng.choice(self._starts)
+        while len(text) < length:
+            text += self._rng.choice(self._after.get(text[-3:]) or self._starts)
+        return text
 
 
 def _fill(text: str, lists: dict[str, list[str]], rng: random.Random) -> str:
@@ -90,4 +119,4 @@ def _shortened(text: str, rng: random.Random) -> str:
     if len(words) > 3:
         words = [word for word in words if rng.random() > 0.1] or words
     text = " ".join(words)
-    return text.rstrip(".?!。？！؟।") if rng.random() < 0.3 else text
+    return text.rstrip(".?!\u3002\u061f\u0964") if rng.random() < 0.3 else text

@@ -30,8 +30,14 @@ MOST_CHARS = 2000
 WEIGHTS = Path(__file__).with_name("whole_text.npz")
 
 _ORDERS = range(1, 7)
-_SENTENCES = re.compile(r"(?<=[!?؟।॥。])\s*|(?<=\w\w\w\.)\s+|\n+")
-_WORDS = re.compile(r"[!-/:-@\[-`{-~¡«»¿‐-‧‹›،؛؟।॥、。「-』]|[^\s!-/:-@\[-`{-~¡«»¿‐-‧‹›،؛؟।॥、。「-』]+")
+_SENTENCES = re.compile("(?<=[!?\u061f\u0964\u0965\u3002])\\s*|(?<=\\w\\w\\w\\.)\\s+|\n+")
+_MARKS = (
+    "!-/:-@\\[-`{-~\u00a1\u00ab\u00bb\u00bf\u2010-\u2027\u2039\u203a"
+    "\u060c\u061b\u061f\u0964\u0965\u3001\u3002\u300c-\u300f"
+)
+"""Punctuation that NFKC leaves, in a character class."""
+_WORDS = re.compile(f"[{_MARKS}]|[^\\s{_MARKS}]+")
+_LETTER = re.compile(r"[^\W\d_]")
 _DIGITS = re.compile(r"\d+")
 
 IntArray = npt.NDArray[np.int64]
@@ -73,11 +79,12 @@ def features(text: str) -> Features:
     if len(text) > MOST_CHARS:
         text = f"{text[: MOST_CHARS // 2]}\n{text[-MOST_CHARS // 2 :]}"
     plain = _DIGITS.sub("0", unicodedata.normalize("NFKC", text).lower())
-    sentences = [found for part in _SENTENCES.split(plain) if (found := _WORDS.findall(part))]
-    parts = [*_character_grams(sentences), *_word_grams(sentences)]
-    if not parts:
+    parts = filter(_LETTER.search, _SENTENCES.split(plain))
+    sentences = [_WORDS.findall(part) for part in parts]
+    if not sentences:
         return Features(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    return Features(*map(np.concatenate, zip(*parts, strict=True)))
+    grams = [*_character_grams(sentences), *_word_grams(sentences)]
+    return Features(*map(np.concatenate, zip(*grams, strict=True)))
 
 
 def _character_grams(sentences: list[list[str]]) -> list[tuple[IntArray, IntArray]]:
