@@ -1,8 +1,8 @@
 """`python -m evals.guard.measure`: how many whole-text tasks and how many questions the guard runs dense.
 
 The wordings of `held_out.txt` and `held_out_2.txt` were written apart from those of the training. The misses of the
-first were read while those of the training grew; the second has roundabout wordings, written after that. `--unseen`: each
-language of them by a classifier that was trained without it.
+first were read while those of the training grew; the second has roundabout wordings, written after that.
+`--unseen`: each language of them by a classifier that was trained without it.
 """
 
 import random
@@ -45,11 +45,11 @@ def table(wordings: Sequence[Wording], dense: Callable[[Wording], bool]) -> str:
 
 def unseen(path: Path) -> str:
     """The table by classifiers that do not know the language."""
-    wordings, verdicts = plain(path), {}
+    wordings, verdicts = plain(path), dict[Wording, bool]()
     known = whole_text.weights
     for language in dict.fromkeys(wording.language for wording in wordings):
         trained = as_weights(*train(list(filled(TRAINED, random.Random(0), without=[language]))))
-        whole_text.weights = lambda trained=trained: trained  # type: ignore[assignment, misc]
+        whole_text.weights = lambda trained=trained: trained  # type: ignore[assignment]
         verdicts |= {wording: is_dense(wording.text) for wording in wordings if wording.language == language}
     whole_text.weights = known
     return table(wordings, verdicts.__getitem__)
