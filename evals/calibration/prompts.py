@@ -13,7 +13,7 @@ from evals.selection.prompts import decision_of
 from evals.selection.prompts import render as render_sample
 from evals.tasks.registry import Sample, make_samples
 from kv_transfer.layout import TextLayout
-from router.decision.guard import QUESTIONS
+from router.decision.guard import task_kind
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import InvalidRequestError, SkimError
@@ -100,9 +100,8 @@ def why_dense(prompt: RenderedPrompt, options: PrefillOptions) -> str:
     decision = decision_of(prompt, options)
     if not decision.speculative:
         return decision.reason
-    question = prompt.task_text(prompt.spans(options).layout)
-    dense = (kind.name for kind in QUESTIONS if kind.verdict == "dense" and kind.matches(question))
-    return next((f"guard-{name}" for name in dense), "")
+    kind = task_kind(prompt.task_text(prompt.spans(options).layout))
+    return f"guard-{kind.name}" if kind is not None and kind.verdict == "dense" else ""
 
 
 def _asked(line: str, where: str) -> Any:

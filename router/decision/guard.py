@@ -2,8 +2,9 @@
 
 It acts twice, by signals that cost nothing:
 
-1. Before the selection, by the question's text (English). Counting and listing need most of a text, quoting needs it
-   to the letter: a few chunks do not answer them (`QUESTIONS`).
+1. Before the selection, by the task's text. What needs most of a text, or all of it to the letter, is not answered by
+   a few chunks: to quote, translate, rewrite, summarise, convert, correct, compare, continue, count, list or sort. Some
+   English patterns (`QUESTIONS`) give the kind, and a classifier (`whole_text`) knows the others, in many languages.
 2. After the selection, by the scores of the units (`signals`). Scores that are nearly equal say that the speculator
    found no part that matters more than the others. The limit depends on the speculator and on how it scores, so there
    is no default: `skim calibrate` measures it.
@@ -25,6 +26,7 @@ from kv_transfer.layout import TextLayout
 from kv_transfer.messages import Selection
 from kv_transfer.options import AUTO, SelectionOptions
 from router.decision.rules import Decision
+from router.decision.whole_text import whole_text_score
 from router.options.request import PrefillOptions
 
 Verdict = Literal["compressed", "more", "dense"]
@@ -42,14 +44,14 @@ EXPLICIT = frozenset({"keep_rate", "coverage", "min_keep", "max_keep", "keep_by_
 
 @dataclass(frozen=True, slots=True)
 class QuestionKind:
-    """A kind of question that a selection cannot be trusted with. patterns: one of them is in the question."""
+    """A kind of task that a selection cannot be trusted with. patterns: one of them is in the task's text."""
 
     name: str
     verdict: Verdict
-    patterns: tuple[str, ...]
+    patterns: tuple[str, ...] = ()
 
-    def matches(self, question: str) -> bool:
-        return any(re.search(pattern, question, re.IGNORECASE) for pattern in self.patterns)
+    def matches(self, task: str) -> bool:
+        return any(re.search(pattern, task, re.IGNORECASE) for pattern in self.patterns)
 
 
 QUESTIONS = (
@@ -57,10 +59,10 @@ QUESTIONS = (
         "quoting",
         "dense",
         (
-            r"\b(verbatim|word[- ]for[- ]word|literally)\b",
-            r"\bquote (the|what|how|from|exactly|a|an|each|every|it|this|that)\b",
+            r"\b(verbatim|word[- ]for[- ]word)\b",
+            r"(?<!not )(?<!n't )\bquote (me|the|what|how|from|exactly|a|an|each|every|it|this|that)\b",
             r"\bexact (words?|wording|text|quote|quotation|sentence|passage|phrase)\b",
-            r"\b(repeat|copy|reproduce|transcribe|recite|cite)\b[^.?!\n]{0,40}"
+            r"(?<!not )(?<!n't )\b(repeat|copy|reproduce|transcribe|recite)\b[^.?!\n]{0,40}"
             r"\b(exactly|text|passage|sentence|paragraph|section|lines?|unchanged)\b",
         ),
     ),
@@ -68,7 +70,9 @@ QUESTIONS = (
         "counting",
         "dense",
         (
-            r"\bhow (many|often|frequently)\b",
+            r"\bhow many (times|of|different|distinct)\b",
+            r"\bhow (often|frequently) (is|are|was|were|does|do|did)\b[^.?!\n]{0,40}"
+            r"\b(appear|occur|mention|mentioned|named|set|used|called|happen|ring)\b",
             r"\bnumber of (times|occurrences|different|distinct|unique)\b",
             r"\b(total|overall) (number|count|amount|sum)\b",
             r"\bcount (the|all|how|every|each)\b",
@@ -86,14 +90,26 @@ QUESTIONS = (
         ),
     ),
 )
-"""Documented in docs/options.md. The first kind that matches counts."""
+"""Documented in docs/options.md. The first kind that matches counts, and the classifier counts before one
+of verdict `more`."""
+
+WHOLE_TEXT = QuestionKind("whole-text", "dense")
+"""What no pattern but the classifier knows."""
+
+
+def task_kind(task: str) -> QuestionKind | None:
+    """The kind of a task that a selection cannot be trusted with; None of another."""
+    kind = next((kind for kind in QUESTIONS if kind.matches(task)), None)
+    if (kind is None or kind.verdict != "dense") and whole_text_score(task) > 0:
+        return WHOLE_TEXT
+    return kind
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
     """What the guard says before the selection. options: the request's, with more to keep if the verdict is `more`.
 
-    kind: the kind of the question; empty if it is none of `QUESTIONS`. acts: False for an explicit wish.
+    kind: as `task_kind`; empty for None. acts: False for an explicit wish.
     """
 
     options: PrefillOptions
@@ -116,11 +132,11 @@ class Guard:
     def __init__(self, meter: Meter, *, enabled: bool, entropy: float | None = None) -> None:
         self._meter, self._enabled, self._entropy = meter, enabled, math.inf if entropy is None else entropy
 
-    def advise(self, options: PrefillOptions, question: str, *, explicit: bool = False) -> Advice:
-        """The advice for a request by its question; "" if the question is unknown. explicit: a content has a `keep`."""
+    def advise(self, options: PrefillOptions, task: str, *, explicit: bool = False) -> Advice:
+        """The advice for a request by its task's text; "" if it is unknown. explicit: a content has a `keep`."""
         if explicit or not self._enabled or options.enabled != AUTO or says_how_much(options):
             return Advice(options, acts=False)
-        kind = next((kind for kind in QUESTIONS if kind.matches(question)), None)
+        kind = task_kind(task)
         if kind is None:
             return Advice(options)
         return Advice(keeping_more(options) if kind.verdict == "more" else options, kind.verdict, kind.name)

@@ -13,7 +13,7 @@ import pytest
 
 from kv_transfer.limits.grammar import check_grammar
 from kv_transfer.spans import mask_of
-from router.decision.guard import QUESTIONS
+from router.decision.guard import task_kind
 from router.options.headers import whole_number
 from router.options.request import PrefillOptions
 from router.prompt.markers import Markers
@@ -83,8 +83,7 @@ def units(text):
 
 
 def guard(text):
-    for kind in QUESTIONS:
-        kind.matches(text)
+    task_kind(text)
 
 
 def marked(text):

@@ -110,7 +110,7 @@ def test_a_file_of_prompts(tokenizer, tmp_path):
         tmp_path / "prompts.jsonl",
         {"messages": [{"role": "user", "content": f"{text}\nWhere did the kettle stand?"}]},
         {"prompt": f"{text}\nWhere did the kettle stand?"},
-        {"body": {"messages": [{"role": "user", "content": f"{text}\nHow many kettles are there?"}]}},
+        {"body": {"messages": [{"role": "user", "content": f"{text}\nHow many times is the kettle named?"}]}},
         {"prompt": "short"},
     )
     found, skipped = from_file(path, tokenizer, PrefillOptions(min_prompt_tokens=64), 10)

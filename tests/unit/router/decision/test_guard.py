@@ -5,9 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from evals.guard.wordings import HELD_OUT, plain
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from router.decision.guard import FEW_UNITS, MORE, QUESTIONS, Guard, keeping_more, signals
+from router.decision import whole_text
+from router.decision.guard import FEW_UNITS, MORE, QUESTIONS, Guard, keeping_more, signals, task_kind
+from router.decision.whole_text import whole_text_score
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CallState
@@ -23,7 +26,7 @@ from tests.unit.router.dispatching import prompt
 DEFAULTS = PrefillOptions(min_prompt_tokens=256)
 TEXT = "The bell of the square rang. " * 150
 COUNTING = "How many times did the bell of the square ring?"
-LISTING = "List all places whose bell rang."
+LISTING = "What are all the values of the price of the kettle?"
 NEEDLE = "What is the price of the golden kettle?"
 
 
@@ -32,6 +35,7 @@ NEEDLE = "What is the price of the golden kettle?"
     [
         (COUNTING, "counting"),
         ("How often is the timeout set?", "counting"),
+        ("How many of the orders are late?", "counting"),
         ("Who won a game of chess most often?", "counting"),
         ("What is the total number of orders in this table?", "counting"),
         ("Please count the rows of the result.", "counting"),
@@ -50,6 +54,46 @@ def test_a_question_is_recognised_by_its_words(question, kind):
 
 
 @pytest.mark.parametrize(
+    "task",
+    [
+        "Translate the whole text into French.",
+        "Rewrite the notes as a table.",
+        "Fasse den ganzen Text zusammen.",
+        "Combien de fois le mot compas apparaît-il ?",
+        "把全文翻译成英文。",
+        "物語の続きを書いて。",
+        "Сравни все тарифы.",
+        "List all places whose bell rang.",
+        "Below are the notes of a meeting.\nI need a German version of this.\nAnswer briefly.",
+    ],
+)
+def test_a_whole_text_task_is_recognised_in_any_language(task):
+    assert (kind := task_kind(task)) is not None
+    assert kind.verdict == "dense"
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "How many employees does Acme have?",
+        "How many days of notice does clause 9 require?",
+        "Wie viele Mitarbeiter hat Acme?",
+        "What does the summary say about staff costs?",
+        "Who is responsible for the translation of the manual?",
+        "¿Dónde está la lista de todos los proveedores?",
+        "所有供应商的名单在哪里能找到?",
+        "Who signed the lease?\nDo not quote the text. Cite the number of the passage that you used.",
+        "Use the following pieces of context to answer the question at the end. If you don't know the answer, just say "
+        "that you don't know.\nQuestion: Where was the second meeting held?\nAnswer:",
+        "",
+        "?!...",
+    ],
+)
+def test_a_question_about_a_spot_is_none_of_them(question):
+    assert task_kind(question) is None
+
+
+@pytest.mark.parametrize(
     "question",
     [
         NEEDLE,
@@ -64,6 +108,42 @@ def test_a_question_is_recognised_by_its_words(question, kind):
 )
 def test_other_questions_are_not(question):
     assert [kind.name for kind in QUESTIONS if kind.matches(question)] == []
+
+
+def test_each_sentence_counts_alone():
+    task, answer = "Translate everything into French.", "Answer in one word."
+    assert whole_text_score(f"{answer}\n{task}\n{answer * 3}") == pytest.approx(whole_text_score(task))
+    assert whole_text_score(answer) < 0
+    assert whole_text_score("") == whole_text_score("?! 12 ...") == -np.inf
+
+
+def test_of_a_long_task_both_ends_are_read(monkeypatch):
+    read = []
+    monkeypatch.setattr(whole_text, "_character_grams", lambda sentences: read.append(sentences) or [])
+    monkeypatch.setattr(whole_text, "_word_grams", lambda sentences: [(np.zeros(1, int), np.zeros(1, int))])
+    whole_text_score("begin " + "word " * 10**5 + "end")
+    [words] = [[word for sentence in sentences for word in sentence] for sentences in read]
+    assert (words[0], words[-1]) == ("begin", "end")
+    assert len(words) <= whole_text.MOST_CHARS
+
+
+HELD_OUT_TASKS, HELD_OUT_QUESTIONS = 0.94, 0.03
+
+
+def test_the_held_out_wordings_get_the_share_that_the_docs_state():
+    verdicts = {True: [], False: []}
+    for wording in plain(HELD_OUT):
+        kind = task_kind(wording.text)
+        verdicts[wording.whole].append(kind is not None and kind.verdict == "dense")
+    assert {whole: len(found) for whole, found in verdicts.items()} == {True: 600, False: 600}
+    assert np.mean(verdicts[True]) > HELD_OUT_TASKS
+    assert np.mean(verdicts[False]) < HELD_OUT_QUESTIONS
+
+
+def test_without_the_classifier_most_of_them_are_missed(monkeypatch):
+    """Negative control."""
+    monkeypatch.setattr("router.decision.guard.whole_text_score", lambda text: -np.inf)
+    assert np.mean([task_kind(wording.text) is not None for wording in plain(HELD_OUT) if wording.whole]) < 0.1
 
 
 def asking(question):
