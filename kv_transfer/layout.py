@@ -35,7 +35,7 @@ class TextLayout:
     indents: int32 [U], the spaces and tabs before the text of the line in which each unit begins.
     gaps: int32 [U], how far each unit is apart from the one before it, in tokens, besides the tokens of both: at a
     blank line, in a table, in code. 0 inside a paragraph.
-    words, words_near: float32 [U], BM25 of the words of each unit for the questions, and of the passage around it.
+    words: float32 [U], BM25 of the words in the passage around each unit, for the questions.
     links: int32 [L, 2], the pairs of units that share an identifier, such as an id or the name of a function. A unit
     that shares one with a question is paired with itself.
     questions: int32 [Q, 2], the spans that can be the task of the prompt, wherever they stand. They are sorted and do
@@ -50,7 +50,6 @@ class TextLayout:
     indents: Int32Array = field(default_factory=no_numbers)
     gaps: Int32Array = field(default_factory=no_numbers)
     words: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
-    words_near: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
     links: Int32Array = field(default_factory=no_pairs)
     questions: Int32Array = field(default_factory=no_pairs)
     frame: Frame | None = None
@@ -73,12 +72,11 @@ class TextLayout:
         units, links = self.units, self.links
         if units.size and (units[0] != 0 or units[-1] >= prompt_tokens or (units[1:] <= units[:-1]).any()):
             raise InvalidRequestError(f"units must be ascending positions from 0 inside the {prompt_tokens} tokens")
-        for name in ("indents", "gaps", "words", "words_near"):
+        for name in ("indents", "gaps", "words"):
             if (count := getattr(self, name).size) not in (0, units.size):
                 raise InvalidRequestError(f"there must be one of {name} for each of {units.size} units, not {count}")
-        for scores in (self.words, self.words_near):
-            if not (np.isfinite(scores) & (scores >= 0)).all():
-                raise InvalidRequestError("words must be finite numbers from 0 up")
+        if not (np.isfinite(self.words) & (self.words >= 0)).all():
+            raise InvalidRequestError("words must be finite numbers from 0 up")
         if self.gaps.size and self.gaps.min() < 0:
             raise InvalidRequestError("gaps must be numbers from 0 up")
         if links.size and not 0 <= links.min() <= links.max() < units.size:

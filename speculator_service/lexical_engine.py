@@ -19,9 +19,9 @@ def score_lexically(request: SelectRequest) -> Scores:
     began = perf_counter()
     size, options = request.size, request.options
     questions = request.layout.questions.tolist() or [(max(0, size - options.protect_last), size)]
-    units, near = request.layout.units if options.granularity == "text" else None, request.layout.words_near
-    if units is not None and near.any():
-        found = np.repeat(near, np.diff(units, append=size))
+    units, words = request.layout.units if options.granularity == "text" else None, request.layout.words
+    if units is not None and words.any():
+        found = np.repeat(words, np.diff(units, append=size))
     else:
         found = lexical_importance(request.token_ids, questions, options.chunk_size, units)
     importance = torch.from_numpy(found)

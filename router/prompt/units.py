@@ -17,7 +17,7 @@ from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import Span, mask_of
-from router.prompt.lexical import gaps_of, word_scores
+from router.prompt.lexical import gaps_of, word_scores, words_of
 from router.prompt.links import Codes, links_of
 from router.prompt.protected_spans import Offsets, char_ranges
 
@@ -72,15 +72,15 @@ def with_units(
 def _words_of(
     layout: TextLayout, text: str, offsets: Offsets, starts: Int32Array, indents: Int32Array, protected: Sequence[Span]
 ) -> dict[str, Any]:
-    """The fields `gaps`, `words` and `words_near`. protected: as in `text_units`."""
+    """The fields `gaps` and `words`. protected: as in `text_units`."""
     codes, ranges = codes_of(text), char_ranges(offsets)
     tokens = np.diff(starts, append=len(ranges))
     droppable = np.logical_or.reduceat(~mask_of(protected, len(ranges)), starts)
     begins = np.maximum.accumulate(ranges[:, 0])[starts]
-    gaps = gaps_of(codes, begins, indents, droppable)
+    words = words_of(codes)
+    gaps = gaps_of(words, codes, begins, indents, droppable)
     asked = [(int(ranges[first, 0]), int(ranges[last - 1, 1])) for first, last in layout.questions.tolist()]
-    found = word_scores(codes, begins, tokens, gaps, droppable, asked)
-    return {"gaps": gaps, "words": found.own, "words_near": found.near}
+    return {"gaps": gaps, "words": word_scores(words, codes, begins, tokens, gaps, droppable, asked)}
 
 
 def codes_of(text: str) -> Codes:

@@ -1,10 +1,9 @@
 """The scores of units of text by retrieval heads and by words together, each with the passage around the unit.
 
 A unit of prose is understood with its neighbours, and evidence that people mark is seldom one sentence. So what a unit
-has is spread over the units around it (`kv_transfer.passages`). Heads and words are compared as z-scores, because
-their scales differ from prompt to prompt: the logarithm of the mass per token, and the square root of BM25. A unit that
-stands out alone, such as a record with an id, keeps a bonus of its own. The constants were chosen on people's questions
-about meetings and papers, and checked on generated tasks.
+has is spread over the units around it (`kv_transfer.passages`), where the text reads on (`TextLayout.gaps`). Heads and
+words are compared as z-scores, because their scales differ from prompt to prompt: the logarithm of the mass per token,
+and the square root of BM25. Chosen on people's questions about meetings and papers, and checked on generated tasks.
 """
 
 import numpy as np
@@ -16,10 +15,6 @@ from kv_transfer.passages import spread
 
 Values = npt.NDArray[np.float64]
 
-STANDS_OUT = 3.0
-"""Standard deviations above the mean, from which a unit alone counts."""
-BONUS = 3.0
-"""How much each further standard deviation counts."""
 SHARPNESS = 0.5
 """The importance is exp(SHARPNESS * sum), so that a share of it says how sure the scores are."""
 FLOOR = 1e-3
@@ -43,10 +38,8 @@ def passage_importance(
     heads_near = _log_density(
         spread(mass, lengths, layout.gaps), spread(sizes.astype(np.float64), lengths, layout.gaps), floor
     )
-    words = [np.sqrt(of_each.astype(np.float64)) for of_each in (layout.words, layout.words_near)]
-    own = [z_scores(_log_density(mass, sizes, floor), may_drop), min(weight, 1.0) * z_scores(words[0], may_drop)]
-    total = z_scores(heads_near, may_drop) + weight * z_scores(words[1], may_drop)
-    total += BONUS * np.maximum(0, np.maximum(*own) - STANDS_OUT)
+    words = np.sqrt(layout.words.astype(np.float64))
+    total = z_scores(heads_near, may_drop) + weight * z_scores(words, may_drop)
     importance = np.where(may_drop, np.exp(SHARPNESS * (total - total[may_drop].max(initial=0))), 0)
     return np.where(droppable, np.repeat(importance, lengths), 0).astype(np.float32)
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from router.prompt.lexical import APART, BLANK_LINE, OTHER, gaps_of, word_scores
+from router.prompt.lexical import APART, BLANK_LINE, OTHER, gaps_of, word_scores, words_of
 from router.prompt.units import codes_of
 
 
-def scored(units, *questions, gaps=None, droppable=None):
+def scored(units, *questions, gaps=APART, droppable=None):
     text = "".join(units)
     starts = np.cumsum([0, *map(len, units)])[:-1]
     places, whole = [], text
@@ -16,48 +16,55 @@ def scored(units, *questions, gaps=None, droppable=None):
         whole += "\n" + question
     begins = np.append(starts, len(text))  # the questions are the last unit
     may_drop = np.append(np.ones(len(units), bool) if droppable is None else droppable, False)
-    between = np.zeros(begins.size, np.int32) if gaps is None else np.append(gaps, APART)
-    found = word_scores(codes_of(whole), begins, np.full(begins.size, 10), between.astype(np.int32), may_drop, places)
-    return found.own[:-1], found.near[:-1]
+    between = np.append(np.full(len(units), gaps), APART)
+    codes = codes_of(whole)
+    found = word_scores(
+        words_of(codes), codes, begins, np.full(begins.size, 10), between.astype(np.int32), may_drop, places
+    )
+    return found[:-1]
 
 
 UNITS = ["The committee argued about fees. ", "It met on Monday. ", "Nobody spoke of birds. ", "A dog slept. "] * 3
 
 
 def test_words_are_compared_by_their_beginnings_and_without_case():
-    own, _ = scored(UNITS, "What was the ARGUMENT of the committees?")
+    own = scored(UNITS, "What was the ARGUMENT of the committees?")
     assert np.flatnonzero(own).tolist() == [0, 4, 8]
 
 
 def test_stop_words_ask_for_nothing_unless_there_are_no_others():
-    assert not scored(["About the man. ", "It is so. "], "about the zebra")[0].any()
-    assert scored(["About the man. ", "Dogs. "], "about the")[0][0] > 0
+    assert not scored(["About the man. ", "It is so. "], "about the zebra").any()
+    assert scored(["About the man. ", "Dogs. "], "about the")[0] > 0
 
 
 def test_the_passage_around_a_unit_counts():
-    own, near = scored(UNITS[:4], "Who argued?")
+    own, near = (scored(UNITS[:4], "Who argued?", gaps=gaps) for gaps in (APART, 0))
     assert own[1] == own[3] == 0
     assert near[0] > near[1] > near[2] > near[3] > 0
-    apart = np.array([0, APART, 0, 0])
-    assert scored(UNITS[:4], "Who argued?", gaps=apart)[1][1:].tolist() == [0, 0, 0]
 
 
 def test_the_best_of_several_questions_counts():
-    alone = [scored(UNITS, asked)[0] for asked in ("Who argued?", "Which birds?")]
-    assert np.array_equal(scored(UNITS, "Who argued?", "Which birds?")[0] > 0, np.maximum(*alone) > 0)
+    alone = [scored(UNITS, asked) for asked in ("Who argued?", "Which birds?")]
+    assert np.array_equal(scored(UNITS, "Who argued?", "Which birds?") > 0, np.maximum(*alone) > 0)
 
 
 @pytest.mark.parametrize(
     ("text", "question"), [("指南针的重量是五克。", "指南针重多少\uff1f"), ("나침반의 무게", "나침반은?")]
 )
 def test_scripts_without_spaces_are_compared_by_pairs(text, question):
-    own, _ = scored([text, "水壶在桌子上。" if "针" in text else "주전자 하나"], question)
+    own = scored([text, "水壶在桌子上。" if "针" in text else "주전자 하나"], question)
     assert own[0] > own[1]
 
 
 def test_what_may_not_be_dropped_has_no_score():
-    own, near = scored(UNITS[:4], "Who argued?", droppable=[False, True, True, True])
-    assert own[0] == near[0] == 0
+    assert scored(UNITS[:4], "Who argued?", droppable=[False, True, True, True])[0] == 0
+
+
+def gaps_in(units, indents=None, droppable=None):
+    starts, codes = np.cumsum([0, *map(len, units)])[:-1], codes_of("".join(units))
+    indented = np.array(indents or [0] * len(units), np.int32)
+    may_drop = np.ones(len(units), bool) if droppable is None else droppable
+    return gaps_of(words_of(codes), codes, starts, indented, may_drop)
 
 
 def test_gaps_are_at_blank_lines_and_where_no_prose_is():
@@ -69,9 +76,20 @@ def test_gaps_are_at_blank_lines_and_where_no_prose_is():
         "x=1;y=2;[3]\n",
         "q",
     ]
-    starts = np.cumsum([0, *map(len, units)])[:-1]
     droppable = np.array([True] * 5 + [False])
-    gaps = gaps_of(codes_of("".join(units)), starts, np.zeros(6, np.int32), droppable)
-    assert gaps.tolist() == [0, 0, 0, BLANK_LINE, OTHER, APART]
-    indented = gaps_of(codes_of("".join(units)), starts, np.array([0, 2, 0, 0, 0, 0], np.int32), droppable)
-    assert indented[1:3].tolist() == [OTHER, OTHER]
+    assert gaps_in(units, droppable=droppable).tolist() == [APART, 0, 0, BLANK_LINE, OTHER, APART]
+    assert gaps_in(units, [0, 2, 0, 0, 0, 0], droppable)[1:3].tolist() == [OTHER, OTHER]
+    # Mostly indented: code.
+    assert set(gaps_in(units, [0, 2, 2, 0, 0, 0], droppable).tolist()) == {APART}
+
+
+def test_nothing_is_spread_in_a_text_that_does_not_read_on():
+    rng = np.random.default_rng(0)
+    words = [f"{'abcdefghijklmnopqrst'[i]}{'aeiou'[j]}word" for i in range(20) for j in range(5)]
+    shuffled = [" ".join(rng.choice(words, 5)) + ". " for _ in range(200)]
+    assert gaps_in(shuffled)[1] == APART
+    # The same sentences, each after one with the same words.
+    ordered = [sentence for sentence in shuffled[:100] for _ in range(2)]
+    assert gaps_in(ordered)[1] == 0
+    lines = [sentence.strip() + "\n" for sentence in shuffled]
+    assert gaps_in(lines)[1] == APART
