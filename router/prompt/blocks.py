@@ -49,7 +49,7 @@ _SENTENCE_END = re.compile(r"[.!?\u061f\u0964\u06d4][\"')\]\u201d\u2019]{0,2}[ \
 class Block:
     """A block of text, without outer white space. size: its bytes. asks: it looks like a task. is_list: one of its
     first two lines is an item. goes_on: the block before it is of the same paragraph. at_edge: it stands at the
-    beginning or at the end of a long text, and may belong to it."""
+    beginning or at the end of a long text, and may belong to it. is_piece: a line or a sentence of a long block."""
 
     start: int
     end: int
@@ -58,6 +58,7 @@ class Block:
     is_list: bool = False
     goes_on: bool = False
     at_edge: bool = False
+    is_piece: bool = False
 
     @property
     def is_short(self) -> bool:
@@ -213,7 +214,7 @@ def _edge_of(text: str, block: Block, *, at_end: bool) -> Iterator[Block]:
     if line >= 0:
         edge = _trimmed(text, line, block.end) if at_end else _trimmed(text, block.start, line)
         if edge is not None and edge.size <= SHORT_BLOCK:
-            yield edge
+            yield replace(edge, is_piece=True)
             return
     first = max(block.start, block.end - SHORT_BLOCK) if at_end else block.start
     last = block.end if at_end else min(block.end, block.start + SHORT_BLOCK)
@@ -221,7 +222,7 @@ def _edge_of(text: str, block: Block, *, at_end: bool) -> Iterator[Block]:
     borders = [*ends[-2:], block.end] if at_end else [block.start, *ends[:2]]
     for start, end in pairwise(borders):
         if ASKS.search(text, start, end) or (at_end and end == block.end and _is_task(text, start, end)):
-            yield Block(start, end, size_of(text, start, end), True)
+            yield Block(start, end, size_of(text, start, end), True, is_piece=True)
 
 
 def _questions_in(text: str, block: Block) -> list[Block]:
@@ -232,7 +233,7 @@ def _questions_in(text: str, block: Block) -> list[Block]:
         ends = [match.end() for match in _SENTENCE_END.finditer(text, first, mark.start())]
         if ends or first == block.start:
             start = ends[-1] if ends else first
-            found.append(Block(start, mark.end(), size_of(text, start, mark.end()), True))
+            found.append(Block(start, mark.end(), size_of(text, start, mark.end()), True, is_piece=True))
         if len(found) > MOST_ASKED:
             break
     return found

@@ -96,10 +96,11 @@ def find_speech(text: str, parts: Sequence[CharSpan], *, raw: bool = False) -> S
     spans += around
     short = [block for span in around for block in blocks_of(text, *span)]
     edges = [block for ranges in texts for block in speech_of_long(text, ranges)]
-    if any(ASKS.search(text, block.start, block.end) for block in (*named, *short, *(b for b in edges if b.at_edge))):
-        tasks = [block for block in edges if block.at_edge]  # a question inside a text belongs to it then
-    else:
-        tasks = edges
+    tasks, at_edge = edges, [block for block in edges if block.at_edge]
+    for some in ([block for block in at_edge if not block.is_piece], at_edge):
+        if any(ASKS.search(text, block.start, block.end) for block in [*named, *short, *some]):
+            tasks = some  # other questions belong to the text then
+            break
     spans += [(block.start, block.end) for block in edges]
     return _speech(text, spans, named or short, [*named, *short, *tasks])
 
