@@ -105,7 +105,7 @@ def test_a_model_without_weights_gets_heads_in_its_middle(tmp_path):
     profile = profile_of(inspect_model(folder, engine="vllm"), vllm_pair._make_profile(folder))
     assert {(head.layer, head.head) for head in profile.heads} == {(1, head) for head in range(4)}
     layout = vllm_pair._layout(np.arange(100, dtype=np.int32))
-    assert (layout.question, layout.units.tolist()) == ((68, 100), [0, 32, 64, 96])
+    assert (layout.questions.tolist(), layout.units.tolist()) == ([[68, 100]], [0, 32, 64, 96])
 
 
 async def test_windows_need_an_engine_that_reads_them():

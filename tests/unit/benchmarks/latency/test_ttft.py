@@ -94,7 +94,7 @@ async def test_the_limit_reads_windows_where_skim_does() -> None:
     asker = _Asker(None, {}, {"target": Engine(), "speculator": Engine()})
     for tokens, kept in ((4200, 800), (2048, 400), (4200, 4200)):
         await asker._limit(list(range(tokens)), kept)
-    assert read == [[800], [1024, 1024, 1024, 1024, 104], [400], [1024, 1024], [4200]]
+    assert read == [[800], [4096, 104], [400], [2048], [4200]]
 
 
 def test_table_and_page(tmp_path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import transformers
 
-from cluster.plan.engine import CAPTURED_ROWS, FRAME, LOOK_AHEAD, Engine, Model
+from cluster.plan.engine import CAPTURED_ROWS, FRAME, LOOK_AHEAD, WINDOW, Engine, Model
 from cluster.plan.gpus import GIB, GPUS, USABLE, WORKING_GIB, Machine, gpu_named
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import ModelError, SkimError
@@ -28,10 +28,10 @@ def test_a_long_prompt_takes_its_operations():
 def test_a_read_in_windows_is_linear_in_the_prompt():
     llama = model("llama-1b")
     whole, windows = Engine(llama, IDEAL), Engine(llama, IDEAL, windows=True)
-    each = 1024 + FRAME
+    each = WINDOW + FRAME
     linear = 2 * (llama.size.per_token * each + llama.head)
     pairs = each * (each + 1) / 2
-    assert windows.select_s(Read(32768)) == pytest.approx(32 * (linear + 4 * 32 * 64 * 16 * pairs) / 1e12)
+    assert windows.select_s(Read(32768)) == pytest.approx(32768 / WINDOW * (linear + 4 * 32 * 64 * 16 * pairs) / 1e12)
     assert windows.select_s(Read(65536)) == pytest.approx(2 * windows.select_s(Read(32768)))
     assert whole.select_s(Read(65536)) > 2.5 * whole.select_s(Read(32768))
 

@@ -15,7 +15,7 @@ from evals.report.summary import anchor, slug, summary
 from evals.results import lengths
 from evals.results.comparison import ALL
 from evals.selection.selectors import GUARDED, GUARDED_LONG, GUARDED_WHOLE, GUARDED_WINDOWS
-from kv_transfer.options import LONG_COVERAGE, LONG_FROM
+from kv_transfer.options import HEADS_COVERAGE, LONG_COVERAGE, LONG_FROM
 from router.options.request import PrefillOptions
 
 README = ROOT / "README.md"
@@ -202,10 +202,9 @@ def test_what_later_turns_take_is_that_of_the_results() -> None:
 
 def test_the_keep_rate_of_the_readme_is_that_of_a_request() -> None:
     assert f"(`keep_rate: {PrefillOptions().keep_rate}`)" in README.read_text()
-    assert PrefillOptions().wanted_coverage == 0.5, "the README says: half of a prompt's importance"
     assert f"less from {LONG_FROM:,} tokens on" in README.read_text()
     options = (ROOT / "docs" / "options.md").read_text()
-    assert f"{LONG_COVERAGE} in windows of a prompt with {LONG_FROM:,} tokens" in options
+    assert f"{HEADS_COVERAGE} by heads, and {LONG_COVERAGE} of a prompt with {LONG_FROM:,} tokens" in options
 
 
 def test_the_page_begins_with_what_is_shown_and_what_is_not() -> None:

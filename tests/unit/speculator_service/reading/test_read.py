@@ -12,7 +12,7 @@ from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.drafts import DraftRequest, DraftRow
 from kv_transfer.layout import Frame
 from kv_transfer.messages import SelectRequest
-from kv_transfer.options import DecodeOptions, SelectionOptions
+from kv_transfer.options import AUTO_COVERAGE, HEADS_COVERAGE, LONG_COVERAGE, LONG_FROM, DecodeOptions, SelectionOptions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
@@ -178,14 +178,15 @@ def test_auto_reads_prompts_in_windows_where_nothing_is_against_it(options, wind
 @pytest.mark.parametrize(
     ("options", "tokens", "wanted"),
     [
-        ({}, 2 * LONG - 1, 0.5),
-        ({}, 2 * LONG, 0.4),
-        ({"read": "whole"}, 2 * LONG, 0.5),
-        ({"coverage": 0.7}, 2 * LONG, 0.7),
+        ({}, LONG_FROM - 1, HEADS_COVERAGE),
+        ({}, LONG_FROM, LONG_COVERAGE),
+        ({"read": "whole"}, LONG_FROM, AUTO_COVERAGE),
+        ({"scoring": "heads", "read": "whole"}, LONG_FROM, LONG_COVERAGE),
+        ({"coverage": 0.3}, LONG_FROM, 0.3),
         ({"keep_rate": 0.2}, 2 * LONG, None),
     ],
 )
-def test_auto_wants_less_of_a_long_prompt_in_windows(options, tokens, wanted):
+def test_auto_wants_less_of_a_long_prompt_by_heads(options, tokens, wanted):
     decided = SelectionOptions(**options).for_prompt(windows=True)
     assert decided.covering(tokens).coverage == wanted
 
@@ -200,20 +201,21 @@ async def test_a_prompt_with_much_that_may_be_dropped_keeps_less_by_default(demo
     spans = np.array([(0, protected), asked][not protected :], np.int32)
     changes = {"question": asked, "protected": spans, "units": np.arange(0, size, 12)}
     kept = {}
-    for coverage in (None, 0.4, 0.5):
+    for coverage in (None, LONG_COVERAGE, HEADS_COVERAGE):
         options = SelectionOptions(coverage=coverage, min_keep=0.001, reuse="off")
         selection = await SpeculatorService(engine).select(asking(token_ids=ids, options=options, **changes))
         kept[coverage] = selection.kept.token_ids.size
-    assert kept[0.4] < kept[0.5]
-    assert kept[None] == kept[0.4 if long else 0.5]
+    assert kept[LONG_COVERAGE] < kept[HEADS_COVERAGE]
+    assert kept[None] == kept[LONG_COVERAGE if long else HEADS_COVERAGE]
 
 
 @pytest.mark.parametrize(("profile", "windows"), [(True, True), (False, False)])
 async def test_by_default_a_head_profile_reads_prompts_in_windows(demo_speculator, profile, windows):
     engine = MockSpeculator(demo_speculator, head_profile=profile)
-    ids = np.arange(LONG, dtype=np.int32) % 500
-    asked = (LONG - ASKED, LONG)
-    changes = {"question": asked, "protected": [asked], "units": np.arange(0, LONG, 12)}
+    size = 2 * SelectionOptions().window_tokens
+    ids = np.arange(size, dtype=np.int32) % 500
+    asked = (size - ASKED, size)
+    changes = {"question": asked, "protected": [asked], "units": np.arange(0, size, 12)}
     await SpeculatorService(engine).select(asking(token_ids=ids, options=SelectionOptions(), **changes))
     assert (engine.started > 1) == windows
 
