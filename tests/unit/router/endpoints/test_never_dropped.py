@@ -162,7 +162,7 @@ async def test_of_a_raw_prompt_what_is_asked_for_stays(app, state):
         wish = options_of(random, keep_ranges=[[start, start + 300, "always"]], protected_spans=[[700, 760]])
         body = {"model": MODEL_NAME, "max_tokens": 2, "speculative_prefill": wish, "prompt": text}
         if state != "cold":
-            first = {**body, "prompt": text if state == "again" else text[: len(text) - 1000]}
+            first = {**body, "prompt": text if state == "again" else f"{text[:-1000]}\nWhat is the price of the tent?"}
             await read_by_target(app, pools, COMPLETIONS, first)
         found = await read_by_target(app, pools, COMPLETIONS, body)
         # Late units stand before the question, and that may be among the last tokens.
