@@ -164,6 +164,15 @@ def _scale(result: Result) -> str:
     return f"after {result['objective_met_again_after_s']:.0f} s; {calm}"
 
 
+def _questions(result: Result) -> str:
+    rows = [row for row in result["rows"] if row["keep_rate"] == 0.2]
+    shares = {(row["set"], row["way"]): row["gold"] for row in rows}
+    sets = dict.fromkeys(row["set"] for row in rows)
+    return "; ".join(
+        f"{name}: {shares[name, 'heads, windows']:.2f}, BM25 {shares[name, 'lexical']:.2f}" for name in sets
+    )
+
+
 def _evidence(result: Result) -> str:
     shares = {row["way"]: row["kept"] / row["of"] for row in result["rows"] if row["keep_rate"] == 0.1}
     return f"{shares['look-ahead']:.3f}, BM25 {shares['lexical']:.3f}"
@@ -224,6 +233,13 @@ SHOWN = (
         _rows_per_s,
         f"16 rows, keep rate 0.4; {QWEN}",
         "A batch of requests, compared with vllm run-batch",
+    ),
+    Claim(
+        "evidence that people marked for their questions, share of it that is kept at keep rate 0.2",
+        "questions-bamboo",
+        _questions,
+        "80 questions about papers and meetings of BAMBOO, up to 4,096 tokens; Qwen2.5-Coder 0.5B",
+        "Evidence that people marked",
     ),
     Claim(
         "answer quality without an option (`keep_rate: auto`, with the guard)",

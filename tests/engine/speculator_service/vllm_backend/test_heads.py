@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kv_transfer.options import SelectionOptions
+from speculator_service.engine import ScoreRequest
 from speculator_service.start.find_heads import HeadReader
 from tests.engine.speculator_service.vllm_backend.by_heads import HEADS, error, expected, profile_of, scored_by
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
@@ -75,6 +76,16 @@ async def test_the_mass_of_every_head_adds_up_to_the_scores(rig):
     by_rows = 0.25 * masses[0] + 0.75 * masses[1]
     summed = sum(weight / 8 * by_rows[heads.index((layer, head))] for layer, head, weight in ITS_HEADS)
     assert (summed - expected(rig, prompt, question, PROFILE)).abs().max() <= TOLERANCE
+
+
+async def test_a_token_has_the_best_of_several_questions(rig):
+    prompt, questions = random_prompt(300, seed=27), ((150, 160), (280, 295))
+    asked = ScoreRequest("several", np.array(prompt, np.int32), HEADS, questions=questions)
+    with scored_by(rig, PROFILE):
+        found = (await rig.engine.score(asked)).importance
+    each = [expected(rig, prompt, question, PROFILE) for question in questions]
+    assert (found - torch.maximum(*each)).abs().max() <= TOLERANCE
+    assert (each[0] - each[1]).abs().max() > 10 * TOLERANCE
 
 
 async def test_control_shuffled_heads_give_other_scores(rig):
