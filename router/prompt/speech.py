@@ -26,6 +26,9 @@ LONG_TASK = 8192
 """A region with the name of a task or of rules is speech up to this length."""
 AROUND, AROUND_SHARE = 8192, 1 / 4
 """What stands around the regions is speech as a whole up to so many bytes, if it is at most this share of the turn."""
+SHORT_QUESTION = 256
+"""Where the last block has a question mark, another block at the edge of a long text is a task up to so many bytes. A
+longer one is a part of the text, such as a turn of a meeting."""
 MOST_TASKS = 8
 """Of more tasks, those with the least between them are one."""
 EARLIER_TURNS = 64
@@ -101,6 +104,9 @@ def find_speech(text: str, parts: Sequence[CharSpan], *, raw: bool = False) -> S
         if any(ASKS.search(text, block.start, block.end) for block in [*named, *short, *some]):
             tasks = some  # other questions belong to the text then
             break
+    last = max([*named, *short, *edges], key=lambda block: block.end, default=None)
+    if last is not None and ASKS.search(text, last.start, last.end):
+        tasks = [block for block in tasks if block is last or block.size <= SHORT_QUESTION]
     spans += [(block.start, block.end) for block in edges]
     return _speech(text, spans, named or short, [*named, *short, *tasks])
 
