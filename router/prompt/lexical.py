@@ -108,12 +108,14 @@ def _reads_on(
     """
     unit = np.searchsorted(begins, text.starts, "right") - 1
     held = (unit >= 0) & droppable[unit]
-    pairs = np.unique(np.stack([text.keys[held], unit[held].astype(np.uint64)]), axis=1)
-    _, term, count = np.unique(pairs[0], return_inverse=True, return_counts=True)
+    size = begins.size + NEAR
+    cells = np.unique(np.unique(text.keys[held], return_inverse=True)[1] * size + unit[held])
+    term = cells // size
+    count = np.bincount(term)
     units = int(droppable.sum())
     rare = (count >= 2) & (count <= max(2, units / FREQUENT))
     chance = float((count * (count - 1.0))[rare].sum()) / max(1, units * (units - 1))
-    cells = np.sort((term * (begins.size + NEAR) + pairs[1].astype(np.int64))[rare[term]])
+    cells = cells[rare[term]]
     seen, expected = np.zeros(3), np.zeros(3)
     strongest, joined = kinds, np.r_[False, droppable[1:] & droppable[:-1]]
     follows = joined
@@ -121,7 +123,7 @@ def _reads_on(
         if apart > 1:
             strongest = np.maximum(np.r_[0, strongest[:-1]], kinds)
             follows = np.r_[False, follows[:-1]] & joined
-        later = cells[np.isin(cells - apart, cells, assume_unique=True)] % (begins.size + NEAR)
+        later = cells[np.isin(cells - apart, cells, assume_unique=True)] % size
         later = later[(later >= apart) & (later < begins.size)]
         seen += np.bincount(strongest[later[follows[later]]], minlength=3)
         expected += np.bincount(strongest[follows], minlength=3) * chance

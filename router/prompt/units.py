@@ -17,12 +17,14 @@ from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import Span, mask_of
+from router.prompt.cuts import cut, is_abbreviation
 from router.prompt.lexical import gaps_of, word_scores, words_of
 from router.prompt.links import Codes, links_of
 from router.prompt.protected_spans import Offsets, char_ranges
 
 MAX_TOKENS = 96
-"""A longer line or sentence is cut in parts of about equal length, of at most so many tokens."""
+"""A longer line or sentence is cut in parts of at most so many tokens: after a comma, a semicolon or a colon, else
+between words (`router.prompt.cuts`)."""
 MIN_TOKENS = 8
 """A shorter line or sentence joins the one after it, or the one before it if what follows begins something new: a
 paragraph, or a line that is indented less."""
@@ -31,6 +33,8 @@ NUMBER_CHARACTERS = 4
 
 CLOSING = "\"')]\u201d\u2019"
 """Quotation marks and brackets that may stand between the end of a sentence and the white space after it."""
+STOPS = ".!?\u061f\u06d4\u0964\u0965"
+"""Ends of a sentence, if white space follows: also those of Arabic, Urdu and Hindi."""
 WIDE_STOPS = "\u3002\uff01\uff1f"
 """Chinese and Japanese ends of a sentence; no white space follows them."""
 
@@ -107,11 +111,11 @@ def text_units(
     lines = _Lines.of(codes, _line_numbers(text))
     begins = np.maximum.accumulate(char_ranges(offsets)[:, 0])  # a token without characters has the range (0, 0)
     hard = np.unique(np.r_[0, np.ravel(protected), np.fromiter(edges, np.int64), begins.size].astype(np.int64))
-    places = _line_and_sentence_starts(codes)
+    places = _line_and_sentence_starts(codes, text)
     tokens = np.searchsorted(begins, places)
     strengths = np.zeros(begins.size + 1, np.int64)
     np.maximum.at(strengths, tokens, _strengths(codes, lines, places))
-    starts = _cut(_joined(hard, np.setdiff1d(tokens, hard), strengths))
+    starts = cut(_joined(hard, np.setdiff1d(tokens, hard), strengths), codes, begins, MAX_TOKENS, MIN_TOKENS)
     links = links_of(codes, begins, starts, ~mask_of(protected, begins.size), questions)
     return TextUnits(starts.astype(np.int32), lines.at(begins[starts])[0].astype(np.int32), links)
 
@@ -123,17 +127,19 @@ def _among(codes: Codes, characters: str) -> npt.NDArray[np.bool_]:
     return table[codes]
 
 
-def _line_and_sentence_starts(codes: Codes) -> npt.NDArray[np.int64]:
+def _line_and_sentence_starts(codes: Codes, text: str) -> npt.NDArray[np.int64]:
     """Where lines, sentences and the JSON records of one line begin: character positions, ascending, without 0.
 
     White space before a sentence belongs to it, as it does in most tokenizers.
     """
-    stops, closing, space = _among(codes, ".!?"), _among(codes, CLOSING), _among(codes, " \t")
+    stops, closing, space = _among(codes, STOPS), _among(codes, CLOSING), _among(codes, " \t")
     stops[1:] |= closing[1:] & stops[:-1]
     sentences, begins = np.zeros((2, codes.size + 1), bool)
     sentences[1:-1] = stops[:-1] & space[1:]  # "3.5" and "a.b" are no ends
     begins[1:] = _among(codes, "\n" + WIDE_STOPS)
     begins[2:] |= _among(codes, "}")[:-1] & _among(codes, ",")[1:]
+    ends = np.flatnonzero(sentences[:-1])
+    sentences[ends[np.fromiter((is_abbreviation(text, end) for end in ends.tolist()), bool, ends.size)]] = False
     found = np.flatnonzero(begins[:-1] | sentences[:-1])
     return found[begins[found] | (np.diff(found, prepend=0) > NUMBER_CHARACTERS)]
 
@@ -217,11 +223,3 @@ def _joined(
             elif kept[-1] != first and strengths[border] > strengths[kept[-1]]:
                 kept[-1] = border
     return np.array([*kept, hard[-1]])
-
-
-def _cut(borders: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The starts of the units between `borders`, of which the long ones are cut."""
-    lengths = np.diff(borders)
-    parts = -(-lengths // MAX_TOKENS)
-    number = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
-    return np.repeat(borders[:-1], parts) + number * np.repeat(lengths, parts) // np.repeat(parts, parts)

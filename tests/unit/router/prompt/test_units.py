@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.options import SelectionOptions
+from router.prompt.cuts import LONGEST
 from router.prompt.units import MAX_TOKENS, MIN_TOKENS, WIDE_STOPS, text_units, with_units
 from tests.unit.kv_transfer.layouts import layout_of
 
@@ -163,10 +164,7 @@ def test_json_records_on_one_line_are_units():
     assert units(text) == [f"[{records[0]},", f" {records[1]},", f" {records[2]}]"]
 
 
-def test_a_long_line_is_cut_in_equal_parts():
-    tokens = 2 * MAX_TOKENS + 10
-    starts = text_units("x" * tokens, letters("x" * tokens))[0]
-    assert np.diff(starts, append=tokens).tolist() == [67, 67, 68]
+def test_a_line_of_the_largest_size_is_whole():
     whole = "x" * MAX_TOKENS
     assert text_units(whole, letters(whole))[0].tolist() == [0]
 
@@ -191,7 +189,7 @@ def test_the_last_unit_of_a_message_joins_the_one_before_it():
     st.lists(st.floats(0, 1), max_size=5),
 )
 def test_units_of_any_tokens_of_any_text(text, sizes, places):
-    """They begin at 0, ascend, have every edge, and none is longer than MAX_TOKENS. Short are only those at an edge."""
+    """They begin at 0, ascend, have every edge, and none is longer than LONGEST. Short are only those at an edge."""
     ends = np.minimum(np.cumsum(sizes), len(text)).tolist()
     offsets = [(0, 0), *zip([0, *ends], [*ends, len(text)], strict=False)]
     edges = sorted(int(place * len(offsets)) for place in places)
@@ -201,7 +199,7 @@ def test_units_of_any_tokens_of_any_text(text, sizes, places):
     assert starts[-1] < len(offsets)
     assert set(edges) - {len(offsets)} <= set(starts.tolist())
     lengths = np.diff(starts, append=len(offsets))
-    assert lengths.max() <= MAX_TOKENS
+    assert lengths.max() <= LONGEST
     hard = {0, *edges, len(offsets)}
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
         assert length >= MIN_TOKENS or {start, start + length} <= hard
