@@ -129,12 +129,12 @@ async def test_spans_outside_the_prompt_are_refused(span):
 
 
 async def test_of_a_chat_only_contents_are_dropped():
-    text = "<user>" + "a" * 400 + "</s><user>Why?</s>"
+    text = "<user>" + "abcd " * 80 + "</s><user>Why?</s>"
     chat = prompt(
         IDS[: len(text)],
         chat=ChatContents(
             ["user", "user"],
-            [Content(0, "user", "a" * 400, spans=((6, 406),)), Content(1, "user", "Why?", spans=((416, 420),))],
+            [Content(0, "user", "abcd " * 80, spans=((6, 406),)), Content(1, "user", "Why?", spans=((416, 420),))],
         ),
         text=text,
         offsets=[(i, i + 1) for i in range(len(text))],
