@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from router.prompt.markers import CharSpan
-from router.prompt.speech_words import ASKS, HEADING, asks
+from router.prompt.speech_words import ASKS, HEADING, asks, asks_surely
 
 SHORT_TEXT = 2048
 """A text of at most so many bytes is speech as a whole. Bytes of UTF-8 follow the number of tokens in most scripts
@@ -86,7 +86,11 @@ def speech_of_long(text: str, ranges: Sequence[CharSpan]) -> list[Block]:
     divided = [block for span in ranges for block in blocks_of(text, *span)]
     if not divided:
         return []
-    inside = [block for block in divided[1:-1] if block.asks and block.size <= SHORT_BLOCK]
+    inside = [
+        block
+        for block in divided[1:-1]
+        if block.asks and block.size <= SHORT_BLOCK and asks_surely(text, block.start, block.end)
+    ]
     alone = [
         one
         for before, one, after in zip(divided, divided[1:], divided[2:], strict=False)
@@ -240,8 +244,8 @@ def _questions_in(text: str, block: Block) -> list[Block]:
 
 
 def _stands_alone(before: Block, block: Block, after: Block) -> bool:
-    """Whether a short block interrupts a text of long ones."""
-    return block.is_short and min(before.size, after.size) > SHORT_TEXT
+    """Whether a short block that asks interrupts a text of long ones."""
+    return block.asks and block.is_short and min(before.size, after.size) > SHORT_TEXT
 
 
 def _is_heading(text: str, block: Block) -> bool:

@@ -151,6 +151,7 @@ def chat_chars(text: str, chat: ChatContents, options: PolicyOptions, tokens: Ma
     """The ranges of `text`, the rendered chat. tokens: the number of tokens of each message, by its index."""
     contents = chat.contents or []
     users = [number for number, role in enumerate(chat.roles) if role == "user"]
+    last_user = max(users, default=-1)
     starts = [start for content in contents if content.role != "system" for start, _ in content.spans]
     parts: dict[int, list[CharSpan]] = {number: [] for number in users}
     for content in contents:
@@ -164,7 +165,7 @@ def chat_chars(text: str, chat: ChatContents, options: PolicyOptions, tokens: Ma
         keep = options.keep(content.role, content.tool, tokens.get(content.message, 0), content.keep)
         if keep == "always":
             continue
-        spans = content.spans[-1:] if content.message == max(users, default=-1) else content.spans
+        spans = content.spans[-1:] if content.message == last_user else content.spans
         ranges += [(span, keep) for span in without(spans, speech.spans if content.keep is None else [])]
     return ChatChars(sorted(ranges, key=lambda found: found[0]), speech.tasks, min(starts, default=0))
 

@@ -38,8 +38,8 @@ EARLIER_TURNS = 64
 class Speech(NamedTuple):
     """Half-open character ranges, in the order of the text and apart.
 
-    spans: all speech. tasks: the blocks of it that can be the task. asks: one of them looks like a task. is_sure: one
-    that does not stand at the edge of a long text, or that has a question mark.
+    spans: all speech. tasks: the blocks of it that can be the task, at most MOST_TASKS. asks: one of them looks like a
+    task. is_sure: one that does not stand at the edge of a long text, or that has a question mark.
     """
 
     spans: list[CharSpan]
@@ -63,15 +63,16 @@ def speech_of_turns(text: str, turns: Sequence[Turn]) -> Speech:
     asks = False
     for turn in reversed(turns[-EARLIER_TURNS - 1 :]):
         found = find_speech(text, turn.parts)
-        spans, tasks = [*found.spans, *spans], [*found.tasks, *tasks]
+        spans, tasks = [*found.spans, *spans], _at_most([*found.tasks, *tasks])
         if not turn.after_tool and (found.is_sure or (asks and found.asks)):
             break
         asks = asks or found.asks
-    return Speech(spans, _at_most(tasks), asks, bool(tasks))
+    return Speech(spans, tasks, asks)
 
 
 def find_speech(text: str, parts: Sequence[CharSpan], *, raw: bool = False) -> Speech:
-    """The speech of one turn. parts: as in Turn. raw: of a raw prompt; of a short one, only what asks is speech."""
+    """The speech of one turn. parts: as in Turn. raw: of a raw prompt, of which only what asks is speech: nothing says
+    where it addresses the assistant."""
     total = sum(size_of(text, *part) for part in parts)
     if total <= SHORT_TEXT:
         blocks = [block for part in parts for block in blocks_of(text, *part)]
@@ -88,12 +89,18 @@ def find_speech(text: str, parts: Sequence[CharSpan], *, raw: bool = False) -> S
             spans.append(span)
             if TASK_NAME.fullmatch(region.name):
                 named += (replace(block, asks=True) for block in blocks_of(text, *region.inner))
-    free = [span for span, region in found if region is None]
-    around = (
-        free if sizes[""] <= AROUND_SHARE * total else [span for span in free if size_of(text, *span) <= SHORT_TEXT]
-    )
-    texts = [[span] for span in free if span not in around]
-    size = sum(size_of(text, *span) for span in around)
+    around: list[CharSpan] = []
+    texts: list[list[CharSpan]] = []
+    size = 0
+    for span, region in found:
+        if region is not None:
+            continue
+        own = size_of(text, *span)
+        if own <= SHORT_TEXT or sizes[""] <= AROUND_SHARE * total:
+            around.append(span)
+            size += own
+        else:
+            texts.append([span])
     if raw or size > AROUND or size > max(2 * SHORT_TEXT, AROUND_SHARE * total):  # many short texts are one long text
         texts, around = [*texts, around], []
     spans += around
@@ -107,7 +114,7 @@ def find_speech(text: str, parts: Sequence[CharSpan], *, raw: bool = False) -> S
     last = max([*named, *short, *edges], key=lambda block: block.end, default=None)
     if last is not None and ASKS.search(text, last.start, last.end):
         tasks = [block for block in tasks if block is last or block.size <= SHORT_QUESTION]
-    spans += [(block.start, block.end) for block in edges]
+    spans += [(block.start, block.end) for block in edges if block.asks or not raw]
     return _speech(text, spans, named or short, [*named, *short, *tasks])
 
 
@@ -147,7 +154,8 @@ def _speech(text: str, spans: list[CharSpan], preferred: Sequence[Block], blocks
     sure = any(not block.at_edge or ASKS.search(text, block.start, block.end) for block in tasks)
     if not tasks:
         tasks = [block for block in preferred if says_something(text, block.start, block.end)][-2:]
-    return Speech(merged(spans), merged([(block.start, block.end) for block in tasks], gap=0), asks, sure)
+    apart = merged([(block.start, block.end) for block in tasks], gap=0)
+    return Speech(merged(spans), _at_most(apart), asks, sure)
 
 
 def _at_most(tasks: list[CharSpan]) -> list[CharSpan]:

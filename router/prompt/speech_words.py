@@ -44,17 +44,23 @@ _VERBS = (
     "|найди|скажи|объясни|ответь|назови|переведи|кто|что|где|когда|почему"
 )
 _UNSPACED = "请|請|根据|回答|找出|告诉|告訴|翻译|总结|把|什么|谁|哪|为什么|教えて|다음"
+_LABELLED = re.compile(rf"\W{{0,8}}(?:{_LABEL})\W{{0,4}}[:：\n]", re.IGNORECASE)
 _BEGINS = re.compile(
-    rf"\W{{0,8}}(?:(?:{_LABEL})\W{{0,4}}[:：\n]"
-    rf"|(?:(?:hello|hi|hey|ok|okay|now|then|finally|thanks|thank you)\W{{1,3}})?(?:{_VERBS})\b|(?:{_UNSPACED}))",
+    r"\W{0,8}(?:(?:(?:hello|hi|hey|ok|okay|now|then|finally|thanks|thank you)\W{1,3})?"
+    rf"(?:{_VERBS})\b|(?:{_UNSPACED}))",
     re.IGNORECASE,
 )
 _ENDS = re.compile(r"(?:か|ください|십시오|세요|吗|呢)[。.!！\s]{0,4}$")
 _TAIL = 16
 
 
+def asks_surely(text: str, start: int, end: int) -> bool:
+    """Whether a block has a question mark, or a label first. A text of prose has few of these."""
+    return bool(ASKS.search(text, start, end) or _LABELLED.match(text, start, end))
+
+
 def asks(text: str, start: int, end: int) -> bool:
-    """Whether a block of text looks like a task: it has a question mark, or a label or a word of a request first."""
-    if ASKS.search(text, start, end) or _BEGINS.match(text, start, end):
+    """Whether a block of text looks like a task: `asks_surely`, or it begins with a word of a request."""
+    if asks_surely(text, start, end) or _BEGINS.match(text, start, end):
         return True
     return bool(_ENDS.search(text[max(start, end - _TAIL) : end]))

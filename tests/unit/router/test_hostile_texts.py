@@ -64,6 +64,7 @@ PIECES = {
     "tags": "<a>\n",
     "closing tags": "</a>",
     "tags that close": "<a>\n</a>",
+    "texts between tags": "<a>\ny</a>x\n",
     "headings": "# a\n",
     "questions": "a?\n\n",
     "items": "- a\n",

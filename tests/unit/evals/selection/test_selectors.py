@@ -80,9 +80,13 @@ async def test_bm25_finds_shared_words_and_no_others(keep, sample, made, tokeniz
     kept = []
     for other in made("association", count=6):
         prompt = render(other, tokenizer, ANY_LENGTH)
+        always = prompt.layout(ANY_LENGTH).fixed(prompt.size, 1)
+        if other.quiz.evidence[0] in tokenizer.decode(prompt.token_ids[always]):
+            continue  # it stands beside the question, as a line of speech does
         found, _ = await keep("bm25", 0.05, other, prompt)
         kept.append(other.quiz.evidence[0] in tokenizer.decode(found.token_ids))
-    assert sum(kept) <= 3
+    assert len(kept) >= 3
+    assert not any(kept)
 
 
 async def test_an_embedding_ranks_by_meaning(keep, sample, tokenizer):

@@ -89,10 +89,10 @@ async def ask(router, works, prompt, read, mode, salt):
     return works.expected, works.computed
 
 
-async def measured(router, works, shape, read):
-    """The expected works [N] and the real ones [N], of five prompts of a shape in both modes."""
+async def measured(router, works, shape, read, prompts=5):
+    """The expected works [N] and the real ones [N], of some prompts of a shape in both modes."""
     found = []
-    for number in range(5):
+    for number in range(prompts):
         case = SHAPES[shape](number)
         for mode in ("dense", "speculative"):
             salt = f"{shape} {read} {mode} {number if shape in ROUNDS_APART else ''}"
@@ -105,11 +105,11 @@ async def measured(router, works, shape, read):
 @pytest.mark.parametrize("read", ["windows", "whole"])
 @pytest.mark.parametrize("shape", OF_BASE)
 async def test_the_forecast_of_the_work_is_right_for_every_shape(router, works, shape, read):
-    expected, computed = await measured(router, works, shape, read)
+    # Of later turns few are judged, so one that keeps less than the others would be a sixth of them.
+    expected, computed = await measured(router, works, shape, read, prompts=8 if shape == "later turns" else 5)
     found = (expected / computed)[2:][computed[2:] > SHORT]  # the first prompts tell how much a selection keeps
     assert found.size >= 5
-    # What `keep_rate: auto` keeps varies from prompt to prompt, so one of these may be further off.
-    assert np.mean((found > 0.8) & (found < 1.25)) >= 0.8, found.round(2).tolist()
+    assert np.mean((found > 0.8) & (found < 1.25)) >= 0.9, found.round(2).tolist()
 
 
 @pytest.mark.parametrize("shape", ["system 5k", "tools 8k"])

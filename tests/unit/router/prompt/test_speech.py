@@ -128,8 +128,29 @@ def test_a_turn_that_asks_ends_the_search():
 
 def test_more_tasks_than_windows_have_room_for_are_joined():
     text = "\n".join(f"What is the weight of number {number}?" for number in range(30))
-    tasks = find_speech(text, [(0, len(text))]).tasks
-    assert len(speech_of_turns(text, [Turn([(0, len(text))])]).tasks) == MOST_TASKS < len(tasks) == 30
+    for raw in (False, True):
+        tasks = find_speech(text, [(0, len(text))], raw=raw).tasks
+        assert len(tasks) == MOST_TASKS
+        assert all(f"number {number}?" in "".join(text[slice(*task)] for task in tasks) for number in range(30))
+    halves = [Turn([(0, len(text) // 2)], after_tool=True), Turn([(len(text) // 2, len(text))], after_tool=True)]
+    assert len(speech_of_turns(text, halves).tasks) == MOST_TASKS
+
+
+def test_a_line_between_long_paragraphs_is_speech_only_if_it_asks():
+    """Also in a text that has many questions of its own."""
+    paragraph = "Did anybody see it? Nobody knows, and the notes say nothing about it. " * 60
+    for line, is_speech in ((TASK, True), ("The compass was seen in the hall.", False)):
+        spans, _ = speech_of(f"{paragraph}\n\n{line}\n\n{paragraph}")
+        assert (line in spans) is is_speech
+
+
+def test_prose_that_begins_like_a_question_is_no_speech():
+    told = [f"When the rain of day {number} stopped, the dog went home and slept. " * 3 for number in range(4)]
+    plain = [f"The weight of the drill of day {number} is small. " * 5 for number in range(30)]
+    text = "\n\n".join([*plain[:15], *told, *plain[15:], TASK])
+    spans, tasks = speech_of(text)
+    assert tasks == [TASK]
+    assert "rain" not in spans
 
 
 def test_many_short_parts_are_one_text():
