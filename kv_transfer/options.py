@@ -14,8 +14,7 @@ AUTO_COVERAGE = 0.5
 """The coverage that `keep_rate: auto` wants where none is set. `skim calibrate` finds the value for a pair."""
 HEADS_COVERAGE, LONG_COVERAGE = 0.7, 0.6
 """The same for scores of retrieval heads, whose importance is flatter; the second of a prompt that has LONG_FROM tokens
-or more that may be dropped, because the evidence of an answer does not grow with the text around it. On people's
-questions about meetings and papers .7 keeps about a quarter of the text."""
+or more that may be dropped, because the evidence of an answer does not grow with the text around it."""
 LONG_FROM = 6144
 """Tokens."""
 MIN_KEEP = 0.05

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 REACH = 60.0
-"""Tokens. What is found at a unit counts 1/e as much so far away. Measured on people's questions about meetings and
-papers: 40 to 90 are alike, 20 and 160 are worse."""
+"""Tokens. What is found at a unit counts 1/e as much so far away. Chosen on people's questions about meetings and
+papers."""
 
 FAR = 1e-6
 """A share that is too small to count."""

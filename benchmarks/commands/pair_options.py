@@ -27,6 +27,10 @@ Dtype = Annotated[Literal["float32", "bfloat16"], typer.Option(help="Number form
 ScoreQueries = Annotated[
     Literal["look_ahead", "question", "both"], typer.Option(help="Whose queries score the prompt (score_queries).")
 ]
+Journal = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.jsonl", help="Keep results here; a run that is cut off goes on with the same file."),
+]
 Documents = Annotated[
     Literal["demo", "code"],
     typer.Option(help="Prompts: questions of the demo pair, or Python code to explain, for real models."),

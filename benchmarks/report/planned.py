@@ -20,7 +20,7 @@ from transformers import AutoConfig, LlamaConfig
 
 from benchmarks.gpu.presets import configs, preset
 from benchmarks.harness.models import SPECULATOR, TARGET, Shape
-from cluster.plan.engine import WINDOW, Engine, Model
+from cluster.plan.engine import Engine, Model
 from cluster.plan.gpus import GPUS, LINEAR, STEP_S, Machine
 from skim_common.models.costs import Read
 from skim_common.models.size import ModelSize, parameter_counts
@@ -74,8 +74,9 @@ def demo_model(name: str, layers: int | None = None) -> Model:
     return _model(**{**config, "num_hidden_layers": layers or config["num_hidden_layers"]})
 
 
-def cpu_engine(model: Model, machine: Machine, *, windows: bool = False) -> Engine:
-    return Engine(model, machine, weight_bits=32, kv_bits=32, chunk=CPU_CHUNK, windows=windows)
+def cpu_engine(model: Model, machine: Machine, **reading: Any) -> Engine:
+    """reading: the fields `windows` and `window`."""
+    return Engine(model, machine, weight_bits=32, kv_bits=32, chunk=CPU_CHUNK, **reading)
 
 
 # --- CPU ---
@@ -130,7 +131,8 @@ def ttft_rows() -> Iterator[Row]:
     operations = _operations(bench_model(TARGET), Read(longest)) / dense.pop(longest)
     machine = replace(cpu(), linear=operations, attention=operations)
     target = cpu_engine(bench_model(TARGET), machine)
-    speculator = cpu_engine(bench_model(SPECULATOR), machine, windows=True)
+    window = int(results("ttft")["defaults"]["window_tokens"])
+    speculator = cpu_engine(bench_model(SPECULATOR), machine, windows=True, window=window)
     for length, seconds in dense.items():
         yield Row(f"ttft: dense, {length} tokens", seconds, target.read_s(Read(length)))
     for row in rows:
@@ -138,7 +140,7 @@ def ttft_rows() -> Iterator[Row]:
         if not row["parts"]["skim"].get("speculate"):
             continue
         name = f"{length} tokens, keep {row['keep_rate']}"
-        windows = -(-length // WINDOW) if speculator.windows else 1
+        windows = -(-length // window) if speculator.windows else 1
         alone = speculator.read_s(Read(length // windows), windows) + target.read_s(kept)
         yield Row(f"ttft: engines alone, {name}", row["limit_ms"] / 1e3, alone)
         yield Row(f"ttft: Skim, {name}", row["skim_ms"] / 1e3, skim_s(target, speculator, kept, Read(length)))

@@ -116,7 +116,7 @@ class Memory:
 class Engine:
     """A model on `ranks` equal machines with tensor parallelism. weight_bits, kv_bits: of a number that is stored.
 
-    windows: as a speculator it reads prompts in windows (`read: auto` with a head profile).
+    windows: as a speculator it reads prompts in windows (`read: auto` with a head profile). window: tokens of each.
     """
 
     model: Model
@@ -126,6 +126,7 @@ class Engine:
     kv_bits: float = 16
     chunk: int = CHUNK
     windows: bool = False
+    window: int = WINDOW
 
     def kv_bytes(self, tokens: float) -> float:
         """KV bytes of a prompt on each rank. If there are more ranks than KV heads, some hold copies."""
@@ -148,7 +149,7 @@ class Engine:
         tokens = read.cached + read.tokens
         if not self.windows:
             return self.read_s(read) + LOOK_AHEAD * self.step_s(1, tokens)
-        count = -(-tokens // WINDOW)
+        count = -(-tokens // self.window)
         return self.read_s(Read(-(-read.tokens // count) + FRAME, read.cached // count), count)
 
     def step_s(self, rows: float, context: float, tokens: int = 1) -> float:

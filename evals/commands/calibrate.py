@@ -7,7 +7,7 @@ import typer
 import yaml
 
 from benchmarks.commands.output import JsonFile, PlotFile, measure
-from benchmarks.commands.pair_options import Engine, SpeculatorOptions, TargetOptions
+from benchmarks.commands.pair_options import Engine, Journal, SpeculatorOptions, TargetOptions
 from skim_common.errors import SkimError
 
 
@@ -36,10 +36,7 @@ def calibrate(
     length: Annotated[int, typer.Option(min=64, help="Tokens of a generated prompt.")] = 2048,
     seed: Annotated[int, typer.Option(help="Seed of the generated prompts.")] = 0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens per answer.")] = 48,
-    journal: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.jsonl", help="Keep results here; a run that is cut off goes on with the same file."),
-    ] = None,
+    journal: Journal = None,
     engine: Engine = "vllm",
     target_options: TargetOptions = "{}",
     speculator_options: SpeculatorOptions = "{}",

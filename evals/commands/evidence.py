@@ -8,7 +8,7 @@ import typer
 
 from benchmarks.commands.lists import numbers, values
 from benchmarks.commands.output import JsonFile, PlotFile, measure
-from benchmarks.commands.pair_options import Speculator, SpeculatorOptions
+from benchmarks.commands.pair_options import Journal, Speculator, SpeculatorOptions
 from skim_common.models.source import located
 
 
@@ -24,10 +24,7 @@ def evidence(
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     engine: Annotated[str, typer.Option(metavar="vllm|mock", help="Engine of the speculator.")] = "vllm",
     speculator_options: SpeculatorOptions = "{}",
-    journal: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.jsonl", help="Keep results here; a run that is cut off goes on with the same file."),
-    ] = None,
+    journal: Journal = None,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from benchmarks.commands.lists import numbers
 from benchmarks.commands.output import JsonFile, PlotFile, measure
-from benchmarks.commands.pair_options import Speculator, SpeculatorOptions
+from benchmarks.commands.pair_options import Journal, Speculator, SpeculatorOptions
 from skim_common.models.source import located
 
 
@@ -22,10 +22,7 @@ def questions(
     prompts: Annotated[int, typer.Option(min=1, help="Most questions of each set.")] = 50,
     most_gold: Annotated[float, typer.Option(min=0.01, max=1, help="Leave out more evidence in a text.")] = 1.0,
     speculator_options: SpeculatorOptions = "{}",
-    journal: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.jsonl", help="Keep results here; a run that is cut off goes on with the same file."),
-    ] = None,
+    journal: Journal = None,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:

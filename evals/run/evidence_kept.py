@@ -12,18 +12,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.json_lines import JsonLines
 from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from benchmarks.report.statistics import wilson
 from evals.run.ask import load_tokenizer, model_name
+from evals.run.speculator_alone import measured
 from evals.selection.chunk_recall import WAYS, chunk_recall
 from evals.tasks.registry import Sample, make_samples
 from evals.tasks.registry import describe as describe_task
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import SkimError
-from speculator_service.factory import create_engine
+from speculator_service.engine import SpeculatorEngine
 
 
 @dataclass(frozen=True)
@@ -86,33 +86,16 @@ def run(settings: EvidenceSettings, progress: Progress = silent) -> dict[str, An
 async def _measure(
     settings: EvidenceSettings, tokenizer: Any, samples: Sequence[Sample], progress: Progress
 ) -> dict[str, Kept]:
-    """By the sample's seed, what was kept of it. Known samples are not scored again."""
-    known: dict[str, Kept] = {}
-    head = {
-        "speculator": model_name(settings.speculator),
-        "engine": settings.engine,
-        "options": dict(settings.options),
-        "ways": {way: WAYS[way] for way in settings.ways},
-        "keep_rates": settings.keep_rates,
-    }
-    journal = JsonLines(
-        settings.journal, head, "skim bench evidence", lambda line: known.update({line["sample"]: line["kept"]})
-    )
-    missing = [sample for sample in samples if sample.seed not in known]
-    if not missing:
-        return known
-    progress("starting the speculator", 0)
-    engine = create_engine(settings.engine, settings.speculator, options=dict(settings.options))
+    """By the sample's seed, what was kept of it."""
     ways = {way: SelectionOptions(**WAYS[way]) for way in settings.ways}
-    try:
-        for sample in missing:
-            progress(f"{len(known) + 1} of {len(samples)} prompts", len(known) / len(samples))
-            found = await chunk_recall(engine, tokenizer, [sample], ways, settings.keep_rates)
-            known[sample.seed] = {way: [*map(all, by_task[sample.task].values())] for way, by_task in found.items()}
-            journal.append({"sample": sample.seed, "kept": known[sample.seed]})
-    finally:
-        engine.close()
-    return known
+
+    async def kept(engine: SpeculatorEngine, sample: Sample) -> Kept:
+        found = await chunk_recall(engine, tokenizer, [sample], ways, settings.keep_rates)
+        return {way: [*map(all, by_task[sample.task].values())] for way, by_task in found.items()}
+
+    head = {"ways": {way: WAYS[way] for way in settings.ways}, "keep_rates": settings.keep_rates}
+    items = {sample.seed: sample for sample in samples}
+    return await measured(settings, "skim bench evidence", head, items, kept, progress)
 
 
 def _rows(settings: EvidenceSettings, samples: Sequence[Sample], kept: Mapping[str, Kept]) -> list[dict[str, Any]]:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness.json_lines import JsonLines
 from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from benchmarks.report.statistics import wilson
 from cluster.in_process.prompts import render
 from evals.run.ask import load_tokenizer, model_name
+from evals.run.speculator_alone import measured
 from evals.selection.evidence import spans_of_texts
 from evals.selection.prompts import template_messages
 from evals.tasks.forms import FORMS, LANGUAGES, FormPrompt, form_prompts
@@ -30,7 +30,6 @@ from kv_transfer.spans import mask_of
 from kv_transfer.windows import decided
 from router.options.request import PrefillOptions
 from speculator_service.engine import SpeculatorEngine
-from speculator_service.factory import create_engine
 from speculator_service.request_scores import scores_of
 from speculator_service.scoring.selection import select
 
@@ -81,26 +80,12 @@ async def _measure(
     settings: FormsSettings, tokenizer: Any, prompts: Sequence[FormPrompt], progress: Progress
 ) -> dict[int, Found]:
     """By the prompt's number, what was kept of it."""
-    known: dict[int, Found] = {}
-    head = {name: value for name, value in vars(settings).items() if name not in ("journal", "prompts", "speculator")}
-    head |= {"speculator": model_name(settings.speculator), "options": dict(settings.options)}
-    journal = JsonLines(
-        settings.journal, head, "skim bench forms", lambda line: known.update({line["prompt"]: line["kept"]})
-    )
-    if len(known) >= len(prompts):
-        return known
-    progress("starting the speculator", 0)
-    engine = create_engine(settings.engine, settings.speculator, options=dict(settings.options))
-    try:
-        for number, prompt in enumerate(prompts):
-            if number in known:
-                continue
-            progress(f"{number + 1} of {len(prompts)} prompts", number / len(prompts))
-            known[number] = await _kept(engine, tokenizer, prompt, settings.keep_rate, f"forms-{number}")
-            journal.append({"prompt": number, "kept": known[number]})
-    finally:
-        engine.close()
-    return known
+
+    async def kept(engine: SpeculatorEngine, prompt: FormPrompt) -> Found:
+        return await _kept(engine, tokenizer, prompt, settings.keep_rate, f"forms-{prompts.index(prompt)}")
+
+    head = {name: getattr(settings, name) for name in ("keep_rate", "sentences", "seed")}
+    return await measured(settings, "skim bench forms", head, dict(enumerate(prompts)), kept, progress)
 
 
 async def _kept(engine: SpeculatorEngine, tokenizer: Any, prompt: FormPrompt, rate: float, name: str) -> Found:

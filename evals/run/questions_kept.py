@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.json_lines import JsonLines
 from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
@@ -20,13 +19,13 @@ from cluster.in_process.prompts import render
 from evals.results.bootstrap import of_mean
 from evals.run.ask import load_tokenizer, model_name
 from evals.run.questions import Question, read_questions
+from evals.run.speculator_alone import measured
 from evals.selection.chunk_recall import WAYS, importance_of, kept_share
 from kv_transfer.options import SelectionOptions
 from router.options.request import PrefillOptions
 from router.prompt.protected_spans import char_ranges, tokens_touched_by_each
 from skim_common.errors import SkimError
 from speculator_service.engine import SpeculatorEngine
-from speculator_service.factory import create_engine
 
 
 @dataclass(frozen=True)
@@ -84,30 +83,14 @@ async def _measure(
     settings: QuestionsSettings, tokenizer: Any, questions: Sequence[Question], progress: Progress
 ) -> dict[int, Kept]:
     """By the question's number, what was kept of its gold."""
-    known: dict[int, Kept] = {}
     ways = {way: SelectionOptions(**WAYS[way]) for way in settings.ways}
-    head: dict[str, Any] = {
-        "speculator": model_name(settings.speculator),
-        "ways": list(ways),
-        "keep_rates": settings.keep_rates,
-    }
-    head |= {"file": settings.questions.name, "options": dict(settings.options)}
-    journal = JsonLines(
-        settings.journal, head, "skim bench questions", lambda line: known.update({line["question"]: line["kept"]})
-    )
-    missing = [one for one in questions if one.number not in known]
-    if not missing:
-        return known
-    progress("starting the speculator", 0)
-    engine = create_engine(settings.engine, settings.speculator, options=dict(settings.options))
-    try:
-        for one in missing:
-            progress(f"{len(known) + 1} of {len(questions)} questions", len(known) / len(questions))
-            known[one.number] = await gold_kept(engine, tokenizer, one, ways, settings.keep_rates)
-            journal.append({"question": one.number, "kept": known[one.number]})
-    finally:
-        engine.close()
-    return known
+
+    async def kept(engine: SpeculatorEngine, question: Question) -> Kept:
+        return await gold_kept(engine, tokenizer, question, ways, settings.keep_rates)
+
+    head = {"ways": list(ways), "keep_rates": settings.keep_rates, "file": settings.questions.name}
+    items = {one.number: one for one in questions}
+    return await measured(settings, "skim bench questions", head, items, kept, progress)
 
 
 async def gold_kept(

@@ -1,7 +1,7 @@
 """How much the units of a text say of what a question names: BM25 over words, in the passage around each unit.
 
-The terms are the first STEM characters of lower-cased words, so "argued" finds "arguments". On people's questions this
-keeps as much of the evidence as the stems of Snowball, and it needs no language. In scripts without spaces, and in
+The terms are the first STEM characters of lower-cased words, so "argued" finds "arguments". This
+needs no language. In scripts without spaces, and in
 Hangul, the terms are pairs of characters. English stop words ask for nothing. Formula and names of BM25 are those of
 `speculator_service.scoring.lexical`, which scores a prompt of token ids. Before the formula, a unit's counts and its
 length are spread over the units around it (`kv_transfer.passages`).
@@ -27,7 +27,7 @@ STEM = 5
 LONGEST = 16
 """Words with a digit, such as ids, are compared so far."""
 PROSE_LETTERS = 0.75
-"""Of a unit of prose, at least this share of the characters is letters and white space. Logs have .6, JSON has .5."""
+"""Of a unit of prose, at least this share of the characters is letters and white space. Logs and JSON have less."""
 STOP_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -48,8 +48,8 @@ NEAR, FREQUENT = 3, 8
 PRIOR, LIKELY = 2, 1.5
 """So many pairs, of a text that reads on a little, count besides those of the text."""
 READS_ON, READS_ON_AFTER_BLANK = 1.3, 0.9
-"""From this ratio on, a text reads on at a kind of border. Meetings and papers have 1.3 to 3.7 within lines, sentences
-that have nothing to do with each other .9 to 1.3."""
+"""From this ratio on, a text reads on at a kind of border. Chosen to part meetings and papers from generated sentences
+that have nothing to do with each other."""
 MOST_INDENTED = 0.3
 """A text of which more units are indented is code or data."""
 _WHITE = np.array([ord(space) for space in " \t\r\n"], np.uint16)

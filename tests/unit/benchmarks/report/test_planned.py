@@ -55,7 +55,7 @@ def test_no_row_is_both_calibration_and_prediction(rows):
 def test_a_wrong_way_to_read_is_seen(rows, monkeypatch):
     """Negative control: with the speculator's read as a whole, the engines alone are predicted too slow."""
     real = planned.cpu_engine
-    monkeypatch.setattr(planned, "cpu_engine", lambda model, machine, *, windows=False: real(model, machine))
+    monkeypatch.setattr(planned, "cpu_engine", lambda model, machine, **reading: real(model, machine))
     name = "ttft: engines alone, 8192 tokens, keep 0.1"
     (right,), (wrong,) = ([row for row in found if row.name == name] for found in (rows["ttft"], planned.ttft_rows()))
     assert abs(right.error) < 0.1

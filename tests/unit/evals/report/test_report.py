@@ -202,6 +202,7 @@ def test_what_later_turns_take_is_that_of_the_results() -> None:
 
 def test_the_keep_rate_of_the_readme_is_that_of_a_request() -> None:
     assert f"(`keep_rate: {PrefillOptions().keep_rate}`)" in README.read_text()
+    assert f"hold {HEADS_COVERAGE} of a prompt's importance" in README.read_text()
     assert f"less from {LONG_FROM:,} tokens on" in README.read_text()
     options = (ROOT / "docs" / "options.md").read_text()
     assert f"{HEADS_COVERAGE} by heads, and {LONG_COVERAGE} of a prompt with {LONG_FROM:,} tokens" in options

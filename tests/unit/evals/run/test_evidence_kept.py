@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from evals.run import evidence_kept
+from evals.run import speculator_alone
 from evals.run.evidence_kept import EvidenceSettings, describe, run, table
 from skim_common.errors import SkimError
 from tests.unit.evals.conftest import MODELS
@@ -75,7 +75,7 @@ def test_the_length_and_the_seed_of_the_prompts_are_not_mixed_up(tmp_path):
     run(settings)
     run(replace(settings, seed=1))
     run(replace(settings, prompt_tokens=1000))
-    samples = [json.loads(line)["sample"] for line in (tmp_path / "run.jsonl").read_text().splitlines()[1:]]
+    samples = [json.loads(line)["item"] for line in (tmp_path / "run.jsonl").read_text().splitlines()[1:]]
     assert len(set(samples)) == 3
 
 
@@ -87,7 +87,7 @@ def test_the_length_and_the_seed_of_the_prompts_are_not_mixed_up(tmp_path):
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_the_engine_starts(monkeypatch, change, wrong):
-    monkeypatch.setattr(evidence_kept, "create_engine", None)
+    monkeypatch.setattr(speculator_alone, "create_engine", None)
     with pytest.raises(SkimError, match=wrong):
         run(replace(SETTINGS, prompts=1, **change))
 
