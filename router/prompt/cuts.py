@@ -9,16 +9,15 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from router.prompt.links import Codes
+from router.prompt.codes import WHITE, Codes, among
 
 LONGEST = 512
 """Tokens. What has no white space and no structure, such as base64 or minified code, is cut after so many."""
 CLAUSE, WORD, INSIDE = 3, 2, 1
 """How good a cut is: after a part of a sentence or a member of JSON, between words, or inside a JSON string."""
 
-_SEPARATORS = np.array([ord(mark) for mark in ",;:\uff0c\uff1b\uff1a\u3001\u060c\u061b"], np.uint16)
-_WHITE = np.array([ord(mark) for mark in " \t\r\n"], np.uint16)
-_JOINING = np.r_[np.arange(0x300, 0x370), 0x200D, 0xFE0E, 0xFE0F].astype(np.uint16)
+_SEPARATORS = ",;:\uff0c\uff1b\uff1a\u3001\u060c\u061b"
+_JOINING = "".join(map(chr, [*range(0x300, 0x370), 0x200D, 0xFE0E, 0xFE0F]))
 """Combining marks, the zero width joiner and variation selectors: they belong to the character before them."""
 
 _ABBREVIATIONS = frozenset(
@@ -89,15 +88,15 @@ def _worths(codes: Codes, begins: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]
     """How good a cut before each token is, int8 [M]: 0 inside a word or a number, -1 inside a character."""
     first = codes[begins.clip(max=codes.size - 1)]
     before = codes[(begins - 1).clip(min=0)]
-    white_before = np.isin(before, _WHITE)
+    white_before = among(before, WHITE)
     after_white = codes[(begins - 2).clip(min=0)]
-    separated = np.where(white_before, np.isin(after_white, _SEPARATORS), np.isin(before, _SEPARATORS))
-    is_word = np.isin(first, _WHITE) | white_before
+    separated = np.where(white_before, among(after_white, _SEPARATORS), among(before, _SEPARATORS))
+    is_word = among(first, WHITE) | white_before
     digit = (first >= ord("0")) & (first <= ord("9"))
     wide = before >= 0x3001
     clause = separated & (is_word | wide | ~digit)
     worth = np.where(clause, CLAUSE, np.where(is_word, WORD, 0)).astype(np.int8)
-    inside = np.r_[True, begins[1:] == begins[:-1]] | np.isin(first, _JOINING) | (before == 0x200D)
+    inside = np.r_[True, begins[1:] == begins[:-1]] | among(first, _JOINING) | (before == 0x200D)
     worth[inside] = -1
     return worth
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.passages import spread
-from router.prompt.links import Codes
+from router.prompt.codes import WHITE, Codes, among
 
 K1, B = 1.2, 0.4
 STEM = 5
@@ -52,7 +52,6 @@ READS_ON, READS_ON_AFTER_BLANK = 1.3, 0.9
 that have nothing to do with each other."""
 MOST_INDENTED = 0.3
 """A text of which more units are indented is code or data."""
-_WHITE = np.array([ord(space) for space in " \t\r\n"], np.uint16)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -133,7 +132,7 @@ def _reads_on(
 
 def _between(codes: Codes, marked: npt.NDArray[np.bool_], begins: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Whether a marked character stands between the text before and after the beginning of each unit, bool [U]."""
-    filled = np.flatnonzero(~np.isin(codes, _WHITE))
+    filled = np.flatnonzero(~among(codes, WHITE))
     before = np.searchsorted(filled, begins)
     first = np.append(0, filled + 1)[before]
     last = np.append(filled, codes.size)[before]

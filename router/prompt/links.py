@@ -11,13 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.arrays import Int32Array, no_pairs
+from router.prompt.codes import Codes
 
 MIN_CHARACTERS = 4
 MOST_UNITS = 3
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-
-Codes = npt.NDArray[np.uint16]
-"""The code points of a text [C]; 0xFFFF for those above."""
 
 
 def links_of(

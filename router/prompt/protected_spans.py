@@ -21,7 +21,7 @@ from router.options.policies import TOOL_ROLES, Keep, PolicyOptions
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents, Content
 from router.prompt.markers import CharSpan
-from router.prompt.speech import Turn, find_speech, merged, speech_of_turns
+from router.prompt.task.speech import Turn, find_speech, merged, speech_of_turns
 
 MOST_CHARS = 2048
 """So many characters of a task say which kind it is."""

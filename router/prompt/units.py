@@ -17,10 +17,11 @@ from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import Span, mask_of
+from router.prompt.codes import Codes, among, codes_of
 from router.prompt.cuts import cut, is_abbreviation
 from router.prompt.lexical import gaps_of, word_scores, words_of
-from router.prompt.links import Codes, links_of
-from router.prompt.protected_spans import Offsets, char_ranges
+from router.prompt.links import links_of
+from router.prompt.protected_spans import CharRanges, Offsets, char_ranges
 
 MAX_TOKENS = 96
 """A longer line or sentence is cut in parts of at most so many tokens: after a comma, a semicolon or a colon, else
@@ -63,21 +64,27 @@ def with_units(
         return layout
     last = max(0, prompt_tokens - options.protect_last)
     protected = [*layout.protected.tolist(), (last, prompt_tokens)]
-    starts, indents, links = text_units(text, offsets, layout.rate_spans.ravel(), protected, layout.questions)
+    ranges = char_ranges(offsets)
+    starts, indents, links = text_units(text, ranges, layout.rate_spans.ravel(), protected, layout.questions)
     return replace(
         layout,
         units=starts,
         indents=indents,
         links=links,
-        **_words_of(layout, text, offsets, starts, indents, protected),
+        **_words_of(layout, text, ranges, starts, indents, protected),
     )
 
 
 def _words_of(
-    layout: TextLayout, text: str, offsets: Offsets, starts: Int32Array, indents: Int32Array, protected: Sequence[Span]
+    layout: TextLayout,
+    text: str,
+    ranges: CharRanges,
+    starts: Int32Array,
+    indents: Int32Array,
+    protected: Sequence[Span],
 ) -> dict[str, Any]:
     """The fields `gaps` and `words`. protected: as in `text_units`."""
-    codes, ranges = codes_of(text), char_ranges(offsets)
+    codes = codes_of(text)
     tokens = np.diff(starts, append=len(ranges))
     droppable = np.logical_or.reduceat(~mask_of(protected, len(ranges)), starts)
     begins = np.maximum.accumulate(ranges[:, 0])[starts]
@@ -85,11 +92,6 @@ def _words_of(
     gaps = gaps_of(words, codes, begins, indents, droppable)
     asked = [(int(ranges[first, 0]), int(ranges[last - 1, 1])) for first, last in layout.questions.tolist()]
     return {"gaps": gaps, "words": word_scores(words, codes, begins, tokens, gaps, droppable, asked)}
-
-
-def codes_of(text: str) -> Codes:
-    """The code points of a text [C]."""
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).clip(max=0xFFFF).astype(np.uint16)
 
 
 def text_units(
@@ -120,24 +122,17 @@ def text_units(
     return TextUnits(starts.astype(np.int32), lines.at(begins[starts])[0].astype(np.int32), links)
 
 
-def _among(codes: Codes, characters: str) -> npt.NDArray[np.bool_]:
-    """Which of the codes are one of the characters, bool [C]."""
-    table = np.zeros(0x10000, bool)  # np.isin takes ten times as long
-    table[[ord(character) for character in characters]] = True
-    return table[codes]
-
-
 def _line_and_sentence_starts(codes: Codes, text: str) -> npt.NDArray[np.int64]:
     """Where lines, sentences and the JSON records of one line begin: character positions, ascending, without 0.
 
     White space before a sentence belongs to it, as it does in most tokenizers.
     """
-    stops, closing, space = _among(codes, STOPS), _among(codes, CLOSING), _among(codes, " \t")
+    stops, closing, space = among(codes, STOPS), among(codes, CLOSING), among(codes, " \t")
     stops[1:] |= closing[1:] & stops[:-1]
     sentences, begins = np.zeros((2, codes.size + 1), bool)
     sentences[1:-1] = stops[:-1] & space[1:]  # "3.5" and "a.b" are no ends
-    begins[1:] = _among(codes, "\n" + WIDE_STOPS)
-    begins[2:] |= _among(codes, "}")[:-1] & _among(codes, ",")[1:]
+    begins[1:] = among(codes, "\n" + WIDE_STOPS)
+    begins[2:] |= among(codes, "}")[:-1] & among(codes, ",")[1:]
     ends = np.flatnonzero(sentences[:-1])
     sentences[ends[np.fromiter((is_abbreviation(text, end) for end in ends.tolist()), bool, ends.size)]] = False
     found = np.flatnonzero(begins[:-1] | sentences[:-1])
@@ -168,7 +163,7 @@ class _Lines:
     @classmethod
     def of(cls, codes: Codes, numbers: npt.NDArray[np.int64]) -> "_Lines":
         """numbers: `_line_numbers`."""
-        is_text = ~_among(codes, " \t\r\n")
+        is_text = ~among(codes, " \t\r\n")
         for start, end in numbers.tolist():
             is_text[start:end] = False
         breaks = np.flatnonzero(codes == ord("\n"))
@@ -198,7 +193,7 @@ def _strengths(codes: Codes, lines: _Lines, places: npt.NDArray[np.int64]) -> np
     more than one that is indented further. A closing bracket begins nothing.
     """
     indents, breaks, first = lines.at(places)
-    begins_line = (breaks == 1) & ~_among(codes, ")]}")[first]
+    begins_line = (breaks == 1) & ~among(codes, ")]}")[first]
     return np.where(begins_line | (breaks > 1), breaks.clip(max=2) * codes.size - indents, 0)
 
 

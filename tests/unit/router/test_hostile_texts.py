@@ -18,7 +18,7 @@ from router.options.headers import whole_number
 from router.options.request import PrefillOptions
 from router.prompt.markers import Markers
 from router.prompt.protected_spans import prompt_spans, task_text
-from router.prompt.speech import Turn, find_speech, speech_of_turns
+from router.prompt.task.speech import Turn, find_speech, speech_of_turns
 from router.prompt.token_cache import KnownTokens
 from router.prompt.units import text_units
 from router.vllm_front import body_errors

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from evals.run import speculator_alone
+from evals.run import evidence_kept, speculator_alone
 from evals.run.evidence_kept import EvidenceSettings, describe, run, table
 from skim_common.errors import SkimError
 from tests.unit.evals.conftest import MODELS

@@ -16,11 +16,11 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from kv_transfer.spans import mask_of
 from router.options.request import PrefillOptions
-from router.prompt.blocks import SHORT_TEXT
 from router.prompt.contents import Content, MarkedChat, changed, without_marks
 from router.prompt.keep_fields import messages_with_keeps
 from router.prompt.markers import Markers
 from router.prompt.protected_spans import prompt_spans
+from router.prompt.task.blocks import SHORT_TEXT
 
 FOLDER = Path(__file__).parents[1] / "templates"
 TEMPLATES = {path.stem: path.read_text() for path in FOLDER.rglob("*.jinja")}

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from router.prompt.codes import codes_of
 from router.prompt.lexical import APART, BLANK_LINE, OTHER, gaps_of, word_scores, words_of
-from router.prompt.units import codes_of
 
 
 def scored(units, *questions, gaps=APART, droppable=None):

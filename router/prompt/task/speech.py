@@ -15,10 +15,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from router.prompt.blocks import SHORT_TEXT, Block, blocks_of, says_something, size_of, speech_of_long
 from router.prompt.markers import CharSpan
-from router.prompt.regions import Region, envelope, regions_of
-from router.prompt.speech_words import ASKS, RULES_NAME, TASK_NAME
+from router.prompt.task.blocks import SHORT_TEXT, Block, blocks_of, says_something, size_of, speech_of_long
+from router.prompt.task.regions import Region, envelope, regions_of
+from router.prompt.task.words import ASKS, RULES_NAME, TASK_NAME
 
 SHORT_REGION = 1024
 """Regions of one name are material if they have more bytes than this together."""

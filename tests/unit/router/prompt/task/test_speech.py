@@ -5,7 +5,7 @@ import json
 import pytest
 
 from evals.tasks.forms import FORMS, LANGUAGES, form_prompts
-from router.prompt.speech import MOST_TASKS, Turn, find_speech, speech_of_turns
+from router.prompt.task.speech import MOST_TASKS, Turn, find_speech, speech_of_turns
 
 PROMPTS = list(form_prompts(130, seed=1))
 

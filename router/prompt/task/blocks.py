@@ -1,6 +1,6 @@
 """Blocks of a user's text: what stands between blank lines, rules and headings, and which of them are speech.
 
-Pure functions on a text and character ranges. They work in any language; the words of `speech_words` add to them.
+Pure functions on a text and character ranges. They work in any language; the words of `words` add to them.
 """
 
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from router.prompt.markers import CharSpan
-from router.prompt.speech_words import ASKS, HEADING, asks, asks_surely
+from router.prompt.task.words import ASKS, HEADING, asks, asks_surely
 
 SHORT_TEXT = 2048
 """A text of at most so many bytes is speech as a whole. Bytes of UTF-8 follow the number of tokens in most scripts
