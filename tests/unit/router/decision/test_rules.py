@@ -28,11 +28,18 @@ def test_a_plain_request_is_speculative():
         ({"echo": True}, {}, "echo"),
         ({"beam_search": True}, {}, "beam-search"),
         ({"compressible_tokens": 0}, {}, "all-protected"),
+        ({"no_task": True}, {"selector": "lexical"}, "no-task"),
+        ({"no_task": True}, {"scoring": "heads"}, "no-task"),
+        ({"no_task": True}, {"look_ahead": 0, "score_queries": "question"}, "no-task"),
     ],
 )
 def test_each_reason_for_a_dense_run(traits, options, reason):
     decision = decide(replace(TRAITS, **traits), OPTIONS.model_copy(update=options))
     assert decision == Decision(False, reason)
+
+
+def test_a_prompt_without_a_task_is_scored_by_the_look_ahead():
+    assert decide(replace(TRAITS, no_task=True), OPTIONS).speculative
 
 
 def test_the_first_reason_is_told():
