@@ -45,6 +45,11 @@ class KeptSizes:
         return int(np.argmax(self.fixed < 1))
 
     @property
+    def texts(self) -> int:
+        """The texts that a selection may drop from, such as messages: runs of the rest."""
+        return int(self.rest[0]) + int(np.count_nonzero(~self.rest[:-1] & self.rest[1:]))
+
+    @property
     def droppable(self) -> int:
         """The tokens that a selection may drop."""
         return int((self.fixed < 1).sum())
@@ -65,22 +70,34 @@ class KeptSizes:
 
 
 class KeptShares:
-    """The shares that selections by a coverage kept of what may be dropped: for each way to score (a word) and each
-    coverage, the mean of the latest, where each counts half as much as the next one."""
+    """The shares that selections by a coverage kept of what may be dropped: for each way to score (a word), each
+    coverage and about as many texts, the mean of the latest, where each counts half as much as the next one. One long
+    text and a hundred messages keep different shares."""
 
     def __init__(self) -> None:
-        self._found: LRUCache[tuple[str, float | None], float] = LRUCache(WAYS)
+        self._found: LRUCache[_Key, float] = LRUCache(WAYS)
 
     def of(self, way: str, options: SelectionOptions, sizes: KeptSizes) -> float:
-        """The share that a selection will keep; before there was one, the largest."""
+        """The share that a selection will keep; before there was one like it, that of any number of texts; before there
+        was one at all, the largest."""
         if options.fixed_rate is not None:
             return options.fixed_rate
         most = options.largest_share if options.keep_rate == AUTO else options.coverage or 1.0
-        return self._found.get((way, options.covering(sizes.droppable).coverage), most)
+        return next((self._found[key] for key in _keys(way, options, sizes) if key in self._found), most)
 
     def selected(self, way: str, options: SelectionOptions, sizes: KeptSizes, kept: int) -> None:
         """Learn that a new selection kept so many tokens."""
         share = sizes.share_of(kept)
         if share is not None and options.wanted_coverage is not None:
-            key = way, options.covering(sizes.droppable).coverage
-            self._found[key] = (self._found.get(key, share) + share) / 2
+            for key in _keys(way, options, sizes):
+                self._found[key] = (self._found.get(key, share) + share) / 2
+
+
+_Key = tuple[str, float | None, int]
+"""The last number is the texts as a power of four; -1 for any."""
+
+
+def _keys(way: str, options: SelectionOptions, sizes: KeptSizes) -> tuple[_Key, _Key]:
+    """Where the share of such a selection stands, and that of all by this way and coverage."""
+    coverage = options.covering(sizes.droppable).coverage
+    return (way, coverage, sizes.texts.bit_length() // 2), (way, coverage, -1)

@@ -17,9 +17,6 @@ Values = npt.NDArray[np.float64]
 
 SHARPNESS = 0.5
 """The importance is exp(SHARPNESS * sum), so that a share of it says how sure the scores are."""
-OUTLIER = 4.0
-"""A larger sum raises the importance in proportion only. One unit among many equal ones would have all of it else, and
-`keep_rate: auto` would keep nothing beside it."""
 FLOOR = 1e-3
 """The share of the mean mass that every unit has at least, so that the logarithm of none is far below all others."""
 
@@ -43,8 +40,7 @@ def passage_importance(
     )
     words = np.sqrt(layout.words.astype(np.float64))
     total = z_scores(heads_near, may_drop) + weight * z_scores(words, may_drop)
-    above = np.maximum(0, total - OUTLIER)
-    importance = np.where(may_drop, np.exp(SHARPNESS * (total - above)) * (1 + SHARPNESS * above), 0)
+    importance = np.where(may_drop, np.exp(SHARPNESS * (total - total[may_drop].max(initial=0))), 0)
     return np.where(droppable, np.repeat(importance, lengths), 0).astype(np.float32)
 
 

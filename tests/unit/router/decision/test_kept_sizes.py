@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kv_transfer.options import SelectionOptions
-from router.decision.kept_sizes import KeptSizes
+from router.decision.kept_sizes import KeptShares, KeptSizes
 from speculator_service.scoring.selection import select
 from tests.unit.kv_transfer.layouts import layout_of
 
@@ -55,3 +55,16 @@ def test_a_short_new_text_is_kept_whole():
 
 def test_a_selection_of_nothing_tells_no_share():
     assert KeptSizes.of(LAST, LAST).share_of(LAST) is None
+
+
+def test_prompts_of_many_texts_have_a_share_of_their_own():
+    shares, options = KeptShares(), SelectionOptions()
+    one = KeptSizes.of(1000, 1, layout_of([(0, 10)]))
+    many = KeptSizes.of(1000, 1, layout_of([(start, start + 5) for start in range(0, 1000, 20)]))
+    assert (one.texts, many.texts) == (1, 50)
+    assert shares.of("windows", options, many) == options.largest_share
+    shares.selected("windows", options, one, round(one.kept(0.4)))
+    assert shares.of("windows", options, many) == pytest.approx(0.4, abs=0.01)  # no other is known
+    shares.selected("windows", options, many, round(many.kept(0.1)))
+    assert shares.of("windows", options, many) == pytest.approx(0.1, abs=0.01)
+    assert shares.of("windows", options, one) == pytest.approx(0.4, abs=0.01)
