@@ -65,20 +65,22 @@ class SelectionOptions(BaseModel):
 
     keep_rate: Annotated[float | Literal["auto"], PlainValidator(_rate)] = Field(
         AUTO,
-        description="share to keep of what may be dropped, in (0, 1]; auto: as much as `coverage` asks for",
+        description="share to keep of what may be dropped; auto: as much as `coverage` asks for, within bounds",
     )
     coverage: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="share of the importance to keep: with keep_rate auto within bounds, with a number instead of it",
+        description="share of the importance to keep: with `keep_rate: auto` within its bounds, with a number instead"
+        f" of it; none: {AUTO_COVERAGE}; {HEADS_COVERAGE} by heads, and {LONG_COVERAGE} of a prompt with {LONG_FROM:,}"
+        " tokens or more that may be dropped",
     )
     min_keep: float = Field(
         default_factory=_least_keep,
         gt=0,
         le=1,
-        description="smallest share that is kept, whatever keep_rate and coverage ask for; a smaller keep_rate lowers"
-        " its default",
+        description="smallest share that is kept, whatever `keep_rate`, `coverage` or an earlier turn asks for; a"
+        " smaller number for `keep_rate` lowers the default",
     )
     selector: Literal["speculator", "lexical"] = Field(
         "speculator",
@@ -86,8 +88,8 @@ class SelectionOptions(BaseModel):
     )
     scoring: Literal["auto", "attention", "heads"] = Field(
         AUTO,
-        description="the speculator's attention: pooled over all heads (the paper), or the mass of its retrieval heads;"
-        " auto: of the heads in windows, else of all",
+        description="how the speculator scores: by the attention of all heads (the paper), or by the mass of its"
+        " retrieval heads; auto: the heads in windows, else all",
     )
     read: Literal["auto", "whole", "windows"] = Field(
         AUTO,
@@ -97,20 +99,24 @@ class SelectionOptions(BaseModel):
     window_tokens: int = Field(4096, ge=128, le=16384, description="most prompt tokens of a window")
     score_queries: Literal["look_ahead", "question", "both"] = Field(
         "look_ahead",
-        description="whose queries score the prompt: the last token and the look-ahead, the question's tokens, or both",
+        description="whose attention scores the prompt: that of its last token and of the look-ahead, that of the"
+        " question's tokens, or both",
     )
     look_ahead: int = Field(
         8,
         ge=0,
         le=MAX_LOOK_AHEAD,
-        description="tokens decoded after the prompt; none are with scoring heads or score_queries question",
+        description="tokens that the speculator decodes after the prompt; none with `scoring: heads` or"
+        " `score_queries: question`",
     )
-    chunk_size: int = Field(32, ge=1, le=4096, description="tokens per chunk")
+    chunk_size: int = Field(32, ge=1, le=4096, description="tokens per chunk, where the prompt is cut in chunks")
     pool_kernel: Annotated[int, AfterValidator(_odd)] = Field(
-        13, ge=1, le=1023, description="width of the average pooling along the prompt; odd, 1 switches it off"
+        13, ge=1, le=1023, description="width of the average pooling of scores along the prompt; 1 switches it off"
     )
     layers: Literal["all", "last_half", "last4", "last1"] = Field(
-        "last_half", description="speculator layers whose attention counts; all: as in the paper"
+        "last_half",
+        description="the speculator's layers whose attention counts, among those that attend to the whole prompt; all:"
+        " as in the paper; of at most four layers, last_half counts all",
     )
     aggregation: Literal["max", "head_max_layer_mean"] = Field(
         "max", description="over heads and layers: the maximum (the paper), or maximum over heads, mean over layers"
@@ -124,19 +130,22 @@ class SelectionOptions(BaseModel):
         None,
         ge=0,
         le=100,
-        description="weight of the words shared with the question (BM25) in the sum with the speculator's scores; "
-        "none: 1 with granularity text, else 0",
+        description="weight of BM25 in the sum with the speculator's scores, where the question is known: as z-scores"
+        " by passages with `scoring: heads`, else as shares of their sums; none: 1 with `granularity: text`, else 0",
     )
     protect_last: int = Field(32, ge=1, le=4096, description="tokens at the end of the prompt that are always kept")
     reuse: Literal["on", "off"] = Field(
-        "on", description="extend what was kept for an earlier prompt with the same beginning"
+        "on",
+        description="extend what was kept for an earlier prompt with the same beginning; off: select anew, remember"
+        " nothing",
     )
     max_keep: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="largest kept share, of keep_rate auto and with reuse; none: half with auto, with reuse "
-        "three times what a fresh selection keeps",
+        description="largest share of the prompt that is kept: the upper bound of `keep_rate: auto`, and with `reuse`"
+        " a prompt over it is selected anew; none: half with auto, or `min_keep` if that is more; with `reuse`, three"
+        " times the tokens of a fresh selection",
     )
 
     @model_validator(mode="after")
@@ -246,12 +255,27 @@ class DecodeOptions(BaseModel):
         "dflash",
         "dspark",
         "none",
-    ] = Field("remote", description="drafting method; a request may choose the deployment's method or none")
-    max_draft_tokens: int = Field(4, ge=1, le=16, description="most drafts per verification, K")
-    adaptive: bool = Field(True, description="choose K per request from measured acceptance and costs")
-    draft_ahead: DraftAhead = Field("chain", description="draft ahead while the target verifies")
-    draft_context: Literal["full", "kept"] = Field("kept", description="prompt of the drafter: full or kept tokens")
-    q_top: int = Field(32, ge=1, le=512, description="pairs of the drafter's distribution sent per draft")
+    ] = Field(
+        "remote",
+        description="who drafts; remote: the speculator. The others are vLLM's: ngram_gpu and dspark need a GPU. A"
+        " request may choose the deployment's method or none",
+    )
+    max_draft_tokens: int = Field(
+        4, ge=1, le=16, description="most drafts per verification; of a request, at most the deployment's"
+    )
+    adaptive: bool = Field(
+        True,
+        description="choose the number of drafts from measured acceptance and costs; none if drafts do not pay",
+    )
+    draft_ahead: DraftAhead = Field("chain", description="draft while the target verifies")
+    draft_context: Literal["full", "kept"] = Field(
+        "kept",
+        description="what the drafter reads: what was kept, while the target reads it, or the whole prompt, which it"
+        " has read for the scores; with `read: windows` always what was kept",
+    )
+    q_top: int = Field(
+        32, ge=1, le=512, description="(token, probability) pairs of the drafter's distribution sent per draft"
+    )
 
     @field_validator("method", mode="before")
     @classmethod

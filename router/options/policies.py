@@ -52,13 +52,13 @@ class PolicyOptions(SelectionOptions):
     keep_by_role: dict[Role, KeepField] = Field(
         default_factory=dict,
         fail_fast=True,
-        description="how much is kept of a content of the role system, user, assistant or tool",
+        description='of a chat: how much is kept of the contents of a role, such as `{"tool": 0.3}`',
     )
     protect_tools: list[str] = Field(
-        default_factory=list, max_length=1024, description="names of tools whose results are always kept"
+        default_factory=list, max_length=1024, description="results of the tools with these names are always kept"
     )
     keep_short: int = Field(
-        64, ge=0, description="a message of at most this many tokens is kept whole; 0 switches the rule off"
+        64, ge=0, description="of a chat: a message of at most this many tokens is kept whole; 0 switches this off"
     )
 
     def keep(self, role: str, tool: str | None, tokens: int, asked: Keep | None) -> Keep:

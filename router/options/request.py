@@ -44,24 +44,28 @@ class PrefillOptions(PolicyOptions):
     """The options of a request for its prefill."""
 
     enabled: Wish = Field(
-        AUTO, description="always: speculative; false: dense; auto: the sooner first token by estimate; true: as auto"
+        AUTO,
+        description="always: speculative; false: dense, the target reads the whole prompt; auto or true: the mode whose"
+        " first token is sooner by the router's estimate",
     )
     lossy: Literal["allow", "refuse"] = Field(
-        "allow", description="whether the prompt may lose tokens; refuse: a 422 in the place of a lossy answer"
+        "allow", description="refuse: a prompt that would lose tokens gets a 422 in place of an answer"
     )
     min_prompt_tokens: int = Field(2000, ge=1, description="shorter prompts run dense")
     protected_spans: list[Span] = Field(
         default_factory=list,
         max_length=MAX_PROTECTED_SPANS,
-        description="token ranges [start, end) that are kept whatever their score",
+        description="token ranges `[start, end)` that are always kept",
     )
     keep_ranges: list[KeepRange] = Field(
         default_factory=list,
         max_length=MAX_KEEP_RANGES,
-        description="character ranges [start, end, keep] of a raw prompt of text",
+        description="of a raw prompt of text: how much is kept of ranges of characters",
     )
     explain_text: bool = Field(
-        False, description="hold the prompt's text for the explain view, where the deployment allows it"
+        False,
+        description="hold the prompt's text for the explain view; refused unless the deployment has"
+        " `router.explain_text: true`",
     )
 
     @property

@@ -1,0 +1,69 @@
+"""The tables of docs/options.md, from the declarations of the request options."""
+
+import json
+from typing import Any
+
+from pydantic import BaseModel
+
+from evals.report.hooks import ROOT
+from router.options.request import DECODE, PREFILL, describe_range
+
+PAGE = ROOT / "docs" / "options.md"
+END = "<!-- end -->\n"
+HEAD = "| option | default | values | meaning |\n|---|---|---|---|\n"
+MODELS: dict[str, type[BaseModel]] = {option.name: option.model for option in (PREFILL, DECODE)}
+MORE = {
+    "draft_context": "architecture/drafting.md",
+    "explain_text": "explain.md",
+    "granularity": "#what-is-kept-as-a-whole",
+    "keep_by_role": "#how-much-of-a-message-is-kept",
+    "keep_ranges": "#how-much-of-a-message-is-kept",
+    "keep_rate": "#keep_rate-auto",
+    "layers": "models.md#kinds-of-models",
+    "lossy": "#what-is-never-dropped",
+    "read": "#windows",
+    "reuse": "architecture/conversations.md",
+    "scoring": "#retrieval-heads",
+}
+"""Where the documentation says more about an option."""
+
+
+def table(model: type[BaseModel]) -> str:
+    """Each option with its default, its values and its description, which a link to more may follow."""
+    defaults = model().model_dump()
+    rows = (
+        (f"`{name}`", _default(defaults[name]), describe_range(model, name), _meaning(name, field.description))
+        for name, field in model.model_fields.items()
+    )
+    return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _default(value: Any) -> str:
+    if value in (None, []):
+        return "none"
+    if isinstance(value, str | bool | dict):
+        return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+    return str(value)
+
+
+def _meaning(name: str, description: str | None) -> str:
+    more = f" ([more]({MORE[name]}))" if name in MORE else ""
+    return f"{description}{more}"
+
+
+def page(text: str, models: dict[str, type[BaseModel]] = MODELS) -> str:
+    """The page with the table of each model between its two marks."""
+    for name, model in models.items():
+        begin = f"<!-- `python -m evals.report.options` makes {name} -->\n"
+        before, mark, rest = text.partition(begin)
+        assert mark, f"docs/options.md has no {begin}"
+        text = f"{before}{mark}\n{table(model)}\n{END}{rest.partition(END)[2]}"
+    return text
+
+
+def write() -> None:
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
