@@ -1,7 +1,9 @@
 """An engine class that a user names, and the options that it gets, checked before it starts."""
 
 import inspect
+import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -35,3 +37,23 @@ def check_option_names(engine: type, options: Iterable[str], name: str) -> None:
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "tensor_parallel"]
     if unknown := sorted(set(options) - set(known)):
         raise SkimError(f"unknown {name} engine option {unknown[0]!r}: the options are {', '.join(known)}")
+
+
+def read_adapter(module: Any) -> Any:
+    """An entry of `lora_modules` as a mapping with name and path; vLLM also takes `name=path`, and JSON text.
+
+    What is none of these stays as it is.
+    """
+    module = from_json(module)
+    if isinstance(module, str) and "=" in module:
+        name, _, path = module.partition("=")
+        return {"name": name, "path": path}
+    return module
+
+
+def from_json(value: Any) -> Any:
+    """What a JSON text of an object or a list says; any other value as it is."""
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value

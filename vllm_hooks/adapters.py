@@ -5,7 +5,6 @@ KV of another, or of the model itself. It reads an adapter's files inside `execu
 where an error ends the engine, unless the adapter was added before.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -19,6 +18,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from skim_common.engine_options import read_adapter
 from skim_common.errors import ModelError, SkimError, one_line
 from skim_common.models.source import local_folder
 
@@ -109,14 +109,8 @@ async def load_adapters(engine: AsyncLLM, adapters: Mapping[str, LoRARequest]) -
 
 
 def _read(module: str | Mapping[str, Any]) -> tuple[str, str]:
-    if isinstance(module, str) and not module.startswith("{"):
-        name, _, path = module.partition("=")
-    else:
-        try:
-            read = json.loads(module) if isinstance(module, str) else module
-            name, path = read["name"], read["path"]
-        except (ValueError, LookupError, TypeError):
-            name = path = ""
+    read = read_adapter(module)
+    name, path = (read.get("name"), read.get("path")) if isinstance(read, Mapping) else ("", "")
     if not (isinstance(name, str) and isinstance(path, str) and name and path):
         raise SkimError(f"lora_modules: {module!r} is no adapter; write name=path")
     return name, path

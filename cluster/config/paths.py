@@ -1,12 +1,11 @@
 """The options whose values are paths, on this machine or on those of the pools. All else takes its list from here."""
 
-import json
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from skim_common.engine_options import from_json, read_adapter
 from skim_common.models.source import is_hub_name, located
 
 Kind = Literal["file", "model", "written"]
@@ -96,23 +95,7 @@ def _located(name: str, path: str, folder: Path) -> str:
 
 def _read(name: str, value: Any) -> Any:
     """A value of _STRUCTURED as data. What cannot be read stays as it is, and its reader refuses it."""
-    value = _from_json(value)
+    value = from_json(value)
     if name != "lora_modules" or not value:
         return value
-    return [_adapter(one) for one in (value if isinstance(value, list | tuple) else [value])]
-
-
-def _adapter(module: Any) -> Any:
-    """An adapter as a mapping with name and path; vLLM also takes `name=path`, and JSON text."""
-    module = _from_json(module)
-    if isinstance(module, str) and "=" in module:
-        name, _, path = module.partition("=")
-        return {"name": name, "path": path}
-    return module
-
-
-def _from_json(value: Any) -> Any:
-    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
-        with suppress(ValueError):
-            return json.loads(value)
-    return value
+    return [read_adapter(one) for one in (value if isinstance(value, list | tuple) else [value])]
