@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.harness.chat_client import Timed
 from cluster.in_process.async_pair import AsyncPair
-from cluster.in_process.prompts import load_tokenizer, render
+from cluster.in_process.prompts import render
 from demo_models.documents import make_document
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import KeptPrompt, SelectRequest
@@ -16,6 +16,7 @@ from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.sampling import DELTA, FINAL_ONLY
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
+from skim_common.models.info import load_tokenizer
 
 
 @dataclass(frozen=True, eq=False)

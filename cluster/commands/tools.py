@@ -11,10 +11,11 @@ from rich.text import Text
 from cluster.commands.grouped import grouped
 from cluster.commands.selection_flags import SelectionFlags
 from cluster.in_process.pair import Pair
-from cluster.in_process.prompts import as_token_ids, load_tokenizer, render
+from cluster.in_process.prompts import as_token_ids, render
 from cluster.json_file import read_json, read_text
 from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import SkimError
+from skim_common.models.info import load_tokenizer
 
 
 @grouped

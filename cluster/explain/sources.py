@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
-from cluster.in_process.prompts import Messages, load_tokenizer, render
+from cluster.in_process.prompts import Messages, render
 from cluster.json_file import read_json, read_text
 from kv_transfer.messages import SelectRequest
 from router.explain.explained import Explained
@@ -17,6 +17,7 @@ from router.explain.prompt_text import PromptText, message_spans, read_token_tex
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import SkimError
+from skim_common.models.info import load_tokenizer
 from skim_common.proxies import client_options
 from speculator_service.translation.token_text import TokenText
 

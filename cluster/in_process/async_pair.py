@@ -11,7 +11,6 @@ from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from cluster.in_process.prompts import load_tokenizer
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.messages import (
     GenerateOutput,
@@ -24,7 +23,7 @@ from kv_transfer.messages import (
 from kv_transfer.options import DecodeOptions
 from skim_common.environment import with_environment
 from skim_common.errors import SkimError
-from skim_common.models.info import inspect_model
+from skim_common.models.info import inspect_model, load_tokenizer
 
 if TYPE_CHECKING:
     from kv_transfer.draft_channel.server import DraftServer

@@ -6,7 +6,6 @@ The router renders by vLLM (`router.vllm_front.renderer`). All that follows from
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,8 +19,6 @@ from router.prompt.frame import frame_messages, frame_of
 from router.prompt.keep_fields import messages_with_keeps
 from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import InvalidRequestError
-from skim_common.models import info
-from skim_common.models.source import local_folder
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """Chat messages as in OpenAI's API: `role` and `content` of each."""
@@ -31,12 +28,6 @@ KINDS = "a prompt is text, a list of token ids or a list of chat messages"
 
 PromptInput: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Messages | RenderedPrompt
 """Text, token ids [M], chat messages, or a prompt that is rendered already."""
-
-
-def load_tokenizer(model: str) -> Any:
-    """The transformers tokenizer of a model, a folder or a hub name. Raises ModelError if there is no such model."""
-    info.inspect_model(model, engine="tokenizer")
-    return info.load_tokenizer(Path(local_folder(model, weights=False)))
 
 
 def render(prompt: PromptInput, tokenizer: Any, options: PrefillOptions | None = None) -> RenderedPrompt:

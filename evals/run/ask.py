@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from cluster.in_process import prompts
 from evals.run.engines import start_pair
 from evals.selection.prompts import render
 from evals.selection.selectors import DENSE, SELECTORS, WRONG_ORIGIN, Reading, Selector
@@ -17,6 +16,7 @@ from router.explain.explained import Explained
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import SkimError
+from skim_common.models import info
 from skim_common.models.source import public_name
 
 Case = tuple[str, float]
@@ -77,7 +77,7 @@ def load_tokenizer(model: str) -> Any:
     """The tokenizer of a model, a folder or a hub name. Raises ModelError without a usable model, SkimError without a
     chat template.
     """
-    tokenizer = prompts.load_tokenizer(model)
+    tokenizer = info.load_tokenizer(model)
     if not tokenizer.chat_template:
         raise SkimError(f"{model} has no chat template: the tasks are chat prompts, give an instruct model")
     return tokenizer

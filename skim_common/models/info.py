@@ -274,8 +274,10 @@ def _causal_architecture(folder: Path, raw: dict[str, Any]) -> str:
     raise ModelError(f"model {folder} is not a causal language model: its architecture is {names[0]}")
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """The transformers tokenizer in a model's folder. Raises ModelError if there is none that can be used."""
+def load_tokenizer(model: str) -> Any:
+    """The transformers tokenizer of a model, a folder or a hub name. Raises ModelError if there is none to be used."""
+    folder = Path(local_folder(model, weights=False))
+    _read_config_file(folder)  # says what is wrong with a folder that holds no model
     return _load_tokenizer(folder)[0]
 
 

@@ -6,14 +6,12 @@ template. The lines are tokenized one by one, so that each is a unit of whole to
 
 import random
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from skim_common.models.info import load_tokenizer
-from skim_common.models.source import local_folder
 
 SEED = 7
 FILLER_LINES = 21
@@ -52,7 +50,7 @@ def needle_prompts(model: str) -> list[NeedlePrompt]:
 
     Raises ModelError for a tokenizer that cannot be used.
     """
-    tokenizer = load_tokenizer(Path(local_folder(model, weights=False)))
+    tokenizer = load_tokenizer(model)
     rng = random.Random(SEED)
     lines = [filler_line(rng) for _ in range(FILLER_LINES)]
     places = sorted(rng.sample(range(2, FILLER_LINES - 1), len(FACTS)))

@@ -7,12 +7,10 @@ head.
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from skim_common.models.info import load_tokenizer
 from skim_common.models.needle_prompt import NeedlePrompt, filler_line, token_ids, with_needle
-from skim_common.models.source import local_folder
 
 OF_EACH_KIND = 6
 FILLER_LINES = 40
@@ -49,7 +47,7 @@ def head_prompts(model: str) -> list[NeedlePrompt]:
     A prompt is one user message in the model's chat template, or plain text for a model without one.
     Raises ModelError for a tokenizer that cannot be used.
     """
-    tokenizer = load_tokenizer(Path(local_folder(model, weights=False)))
+    tokenizer = load_tokenizer(model)
     head, tail = _frame(tokenizer)
     prompts = []
     for number in range(OF_EACH_KIND):

@@ -5,7 +5,6 @@ text that a tokenizer's `decode` gives, before it replaces invalid UTF-8 and str
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy.typing as npt
 from kv_transfer.arrays import Int32Array
 from skim_common.errors import ModelError
 from skim_common.models.info import load_tokenizer
-from skim_common.models.source import local_folder
 from speculator_service.translation.alignment import Spans
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -56,7 +54,7 @@ class TokenText:
     @classmethod
     def of(cls, model: str) -> "TokenText":
         """The tokenizer of a model, a folder or a hub name. Raises ModelError."""
-        return cls(load_tokenizer(Path(local_folder(model, weights=False))), model)
+        return cls(load_tokenizer(model), model)
 
     def read(self, text: str, *, start: bool) -> tuple[Int32Array, Spans]:
         """The ids of `text` [S], and the characters [S, 2] of each token.

@@ -16,9 +16,9 @@ import pytest
 from openai import BadRequestError, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.in_process.prompts import load_tokenizer
 from demo_models.documents import DemoDocument, make_document
 from evals.run.turns import make_conversations
+from skim_common.models.info import load_tokenizer
 from tests.e2e.conftest import Served
 from tests.unit.conftest import MODELS
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.in_process.prompts import load_tokenizer
 from evals.selection import chunk_recall as recall
 from evals.selection.chunk_recall import chunk_recall, mean
 from evals.tasks.registry import make_samples
 from kv_transfer.options import SelectionOptions
+from skim_common.models.info import load_tokenizer
 from speculator_service.engine import SpeculatorEngine
 from speculator_service.factory import create_engine
 

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.engines.documents import MODULES, QUESTION, messages
 from benchmarks.harness.models import TOKENIZER
-from cluster.in_process.prompts import load_tokenizer
+from skim_common.models.info import load_tokenizer
 
 
 @pytest.fixture(scope="module")

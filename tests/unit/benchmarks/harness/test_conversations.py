@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.harness.conversations import HINT, INTRODUCTION, conversation
 from benchmarks.harness.models import TOKENIZER
-from cluster.in_process.prompts import load_tokenizer
+from skim_common.models.info import load_tokenizer
 
 
 def test_every_question_has_its_record_in_the_document():

@@ -7,9 +7,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from cluster.commands.tools import highlight_kept
-from cluster.in_process.prompts import load_tokenizer, render
+from cluster.in_process.prompts import render
 from demo_models.documents import make_document
 from router.options.request import PrefillOptions
+from skim_common.models.info import load_tokenizer
 from tests.unit.conftest import MODELS
 
 SPECULATOR = MODELS / "speculator"

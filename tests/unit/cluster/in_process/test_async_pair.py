@@ -9,14 +9,13 @@ import pytest
 
 from benchmarks.mock_engines.speculator import MockSpeculator
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
-from cluster.in_process.prompts import load_tokenizer
 from kv_transfer.draft_channel.client import DraftClient
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
 from kv_transfer.layout import NO_LAYOUT
 from kv_transfer.messages import KeptPrompt, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim_common.errors import ModelError, SkimError
-from skim_common.models.info import inspect_model
+from skim_common.models.info import inspect_model, load_tokenizer
 from speculator_service.start import find_heads
 from speculator_service.translation.engine import TranslatingSpeculator
 from tests.reference.tokenizers_by_kind import model_without_weights

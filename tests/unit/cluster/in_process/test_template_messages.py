@@ -6,10 +6,11 @@ from functools import partial
 import pytest
 from vllm.renderers.hf import _detect_content_format
 
-from cluster.in_process.prompts import load_tokenizer, render
+from cluster.in_process.prompts import render
 from cluster.in_process.template_messages import for_template, reads_parts
 from router.options.request import PrefillOptions
 from skim_common.errors import InvalidRequestError
+from skim_common.models.info import load_tokenizer
 from tests.unit.conftest import MODELS
 
 TEMPLATES = {path.stem: path.read_text() for path in (MODELS.parent / "tests/unit/router/templates").glob("*.jinja")}

@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from cluster.in_process.prompts import load_tokenizer, render
+from cluster.in_process.prompts import render
 from router.explain.prompt_text import MessageSpan, PromptText, message_spans, read_token_text
 from router.prompt.contents import ChatContents, Content
 from skim_common.errors import InvalidRequestError
+from skim_common.models.info import load_tokenizer
 from tests.unit.router.conftest import MODELS
 
 MODEL = str(MODELS / "target")
