@@ -22,7 +22,7 @@ from speculator_service.engine import Scores, SpeculatorEngine
 from speculator_service.reading.peers import Peers
 from speculator_service.reading.read import reads_in_windows
 from speculator_service.reading.windows import read_windows
-from speculator_service.records import MAX_TOKENS, Found, Record, Records
+from speculator_service.records import MAX_TOKENS, Record, RecordMatch, Records
 from speculator_service.request_scores import scores_of
 from speculator_service.scoring.extension import Extended, KnownPrefix, Prompt, extend
 from speculator_service.scoring.selection import coverage, select
@@ -199,7 +199,7 @@ class SpeculatorService:
         self._count(kept)
         return kept, coverage(scores.importance, torch.from_numpy(kept.positions).long())
 
-    def _find(self, request: SelectRequest, scores: Scores) -> Found | None:
+    def _find(self, request: SelectRequest, scores: Scores) -> RecordMatch | None:
         """The record that this prompt extends. One whose prefix the engine's cache lost is dropped."""
         found = self.records.find(request.token_ids, request.cache_salt)
         if found is None or not self.info.cache_tokens or request.options.selector == "lexical":

@@ -20,7 +20,7 @@ from transformers import AutoConfig, LlamaConfig
 
 from benchmarks.gpu.presets import configs, preset
 from benchmarks.harness.models import SPECULATOR, TARGET, Shape
-from cluster.plan.engine import Engine, Model
+from cluster.plan.engine import Model, PlannedEngine
 from cluster.plan.gpus import GPUS, LINEAR, STEP_S, Machine
 from skim_common.models.costs import Read
 from skim_common.models.size import ModelSize, parameter_counts
@@ -74,9 +74,9 @@ def demo_model(name: str, layers: int | None = None) -> Model:
     return _model(**{**config, "num_hidden_layers": layers or config["num_hidden_layers"]})
 
 
-def cpu_engine(model: Model, machine: Machine, **reading: Any) -> Engine:
+def cpu_engine(model: Model, machine: Machine, **reading: Any) -> PlannedEngine:
     """reading: the fields `windows` and `window`."""
-    return Engine(model, machine, weight_bits=32, kv_bits=32, chunk=CPU_CHUNK, **reading)
+    return PlannedEngine(model, machine, weight_bits=32, kv_bits=32, chunk=CPU_CHUNK, **reading)
 
 
 # --- CPU ---
@@ -116,7 +116,7 @@ def _read(row: dict[str, Any]) -> Read:
     return Read.of(row["kept_tokens"], row["kept_tokens"] - row["target_computed"])
 
 
-def skim_s(target: Engine, speculator: Engine, kept: Read, read: Read) -> float:
+def skim_s(target: PlannedEngine, speculator: PlannedEngine, kept: Read, read: Read) -> float:
     """First token of a speculative prompt: the plan's formula, with what the caches hold."""
     return target.machine.skim_s + speculator.select_s(read) + target.read_s(kept)
 
@@ -227,7 +227,7 @@ def _gpu_rows() -> list[dict[str, Any]]:
 
 def gpu_rows() -> Iterator[Row]:
     """gpu-ttft.json: the engines alone at the other keep rate, and Skim at both."""
-    target, speculator = (Engine(model, gpu()) for model in _gpu_models())
+    target, speculator = (PlannedEngine(model, gpu()) for model in _gpu_models())
     for row in _gpu_rows():
         length, kept = Read(row["prompt_tokens"]), Read(round(row["kept_tokens"]))
         name = f"{length.tokens} tokens, keep {row['keep_rate']}"

@@ -14,7 +14,7 @@ from cluster.batch.journal import Journal, Totals
 from cluster.batch.plan import InputPlan, Part, read_plan
 from cluster.batch.progress import Progress
 from cluster.batch.storage import absolute, is_local, shared_path
-from cluster.batch.worker import Work, answer_parts
+from cluster.batch.worker import WorkerSettings, answer_parts
 from cluster.config.load import load_config
 from skim_common.environment import with_environment
 from skim_common.errors import SkimError
@@ -101,7 +101,7 @@ def _answer(
 
     endpoint = Endpoint(url, key, options.max_retries, options.timeout_s)
     asyncio.run(check_endpoint(endpoint))
-    work = Work(source, output, endpoint, options.concurrency, batch_id)
+    work = WorkerSettings(source, output, endpoint, options.concurrency, batch_id)
     here = local_files or is_loopback(url)
     node = ray.get_runtime_context().get_node_id() if here else None
     print_line(f"Sending {sum(part.rows for part in parts)} rows to {url}")

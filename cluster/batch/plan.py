@@ -28,7 +28,7 @@ GAP_BYTES = 16384
 SHOWN = 5
 
 
-class Row(NamedTuple):
+class InputRow(NamedTuple):
     """A row of the input: its line number, from 1, its place in bytes, and the CRC-32 of the line.
 
     later: how many rows after it begin the same.
@@ -47,7 +47,7 @@ class Part:
 
     index: int
     window: int
-    sent: tuple[Row, ...]
+    sent: tuple[InputRow, ...]
 
     @property
     def rows(self) -> int:
@@ -124,14 +124,14 @@ class _Windows:
     """The rows of the input by windows, in the order in which they are sent."""
 
     def __init__(self) -> None:
-        self._windows: list[list[Row]] = []
-        self._rows, self._window, self._end = list[Row](), Window(), 0
+        self._windows: list[list[InputRow]] = []
+        self._rows, self._window, self._end = list[InputRow](), Window(), 0
 
     def skip(self, line: bytes) -> None:
         self._end += len(line)
 
     def add(self, number: int, line: bytes, prompt: bytes) -> None:
-        self._rows.append(Row(number, self._end, len(line), zlib.crc32(line)))
+        self._rows.append(InputRow(number, self._end, len(line), zlib.crc32(line)))
         self._end += len(line)
         if self._window.add(prompt, len(line)):
             self._close()
@@ -155,7 +155,7 @@ class _Windows:
         return parts
 
 
-def _end_of_part(rows: Sequence[Row], first: int, most: int) -> int:
+def _end_of_part(rows: Sequence[InputRow], first: int, most: int) -> int:
     """Where a part ends that begins at `first`: before a group that it would divide, if it is half full."""
     last, size = first + 1, rows[first].size
     while last < min(len(rows), first + most):

@@ -11,7 +11,7 @@ import msgspec
 
 from cluster.batch.client import BatchClient, Endpoint
 from cluster.batch.journal import Journal
-from cluster.batch.plan import Part, Row, read_part
+from cluster.batch.plan import InputRow, Part, read_part
 from cluster.batch.rows import BatchAnswer, RowFault, UnusableRowError, parse, usage_of
 from skim_common.errors import SkimError
 
@@ -20,7 +20,7 @@ REQUESTS_PER_WORKER = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkerSettings:
     """The settings of all workers. concurrency: requests that all workers in total send at a time."""
 
     input: str
@@ -44,7 +44,7 @@ class PartReport:
 class PartWorker:
     """Ray Data's callable: takes parts, returns reports. Several parts run at once, so none waits for a slow row."""
 
-    def __init__(self, work: Work, concurrency: int) -> None:
+    def __init__(self, work: WorkerSettings, concurrency: int) -> None:
         self._work = work
         self._client = BatchClient(work.endpoint, concurrency)
         self._journal = Journal(work.output)
@@ -67,7 +67,7 @@ class PartWorker:
         prompt_tokens, answer_tokens = (sum(column) for column in zip(*usages, strict=True)) if usages else (0, 0)
         return PartReport(len(answers), sum(answer.failed for answer in answers), prompt_tokens, answer_tokens)
 
-    async def _answer(self, row: Row, line: bytes) -> BatchAnswer:
+    async def _answer(self, row: InputRow, line: bytes) -> BatchAnswer:
         name = f"batch_req_{self._work.batch_id}_{row.line}"
         try:
             request = parse(line)
@@ -80,7 +80,7 @@ class PartWorker:
         return BatchAnswer(name, request.custom_id, outcome, None)
 
 
-def answer_parts(work: Work, parts: Sequence[Part], node_id: str | None) -> Iterator[PartReport]:
+def answer_parts(work: WorkerSettings, parts: Sequence[Part], node_id: str | None) -> Iterator[PartReport]:
     """Let Ray Data answer `parts`, and yield their reports as they come.
 
     node_id: the node for all workers, if the files or the endpoint are local to that node. Back-pressure: an actor

@@ -41,7 +41,7 @@ def explain(
     Give --prompt and --speculator to select now, in this process. Give --request to see what a running endpoint kept.
     The text of a request is that of --prompt (with --target), or the endpoint holds it.
     """
-    from cluster.explain.page import render
+    from cluster.explain.page import explain_page
     from cluster.explain.sources import from_prompt, from_request, read_prompt_file
 
     text = None if prompt is None else read_prompt_file(prompt, chat=chat)
@@ -53,7 +53,7 @@ def explain(
     else:
         models = str(speculator), str(target or speculator)
         source = from_prompt(text, *models, flags.prefill, engine=flags.engine, engine_options=flags.start_options)
-    page = render(*source)
+    page = explain_page(*source)
     try:
         output.write_text(page, encoding="ascii")
     except OSError as error:

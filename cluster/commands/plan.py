@@ -25,7 +25,7 @@ def plan() -> None: ...
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """The load of `cluster.plan.pools.Load`. keep_rate: None if no option says it."""
+    """The load of `cluster.plan.pools.PlannedLoad`. keep_rate: None if no option says it."""
 
     qps: Annotated[float, typer.Option(min=1e-6, help="Prompts per second.")] = 1.0
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 32000
@@ -63,7 +63,7 @@ def size(
     """
     from cluster.config.load import load_config
     from cluster.plan.kept import kept_by_default
-    from cluster.plan.pools import Load
+    from cluster.plan.pools import PlannedLoad
     from cluster.plan.report import answer
 
     config = load_config(file) if file else None
@@ -71,7 +71,7 @@ def size(
     _check_positions(sizer, load.prompt + load.answer)
     rate = load.keep_rate or rate
     shared = asdict(load) | {"keep_rate": rate or kept_by_default(load.prompt)}
-    result = answer(sizer, Load(**shared, by_default=rate is None), drafts)
+    result = answer(sizer, PlannedLoad(**shared, by_default=rate is None), drafts)
     _show(result)
     write_result(result, json_file)
 

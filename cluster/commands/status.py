@@ -5,7 +5,7 @@ import ray
 from cluster.commands.output import print_line
 from cluster.serve.deployment import join_ray
 from cluster.serve.ray_liveness import call_with_timeout
-from cluster.serve.status import Part, current_parts
+from cluster.serve.status import PartStatus, current_parts
 from skim_common.errors import SkimError
 
 LIMIT_S = 20.0
@@ -24,7 +24,7 @@ def run_status(address: str) -> bool:
     return all(part.healthy for part in parts)
 
 
-def running_parts(address: str) -> list[Part]:
+def running_parts(address: str) -> list[PartStatus]:
     """The parts of the deployment on the connected cluster. Raises SkimError if none runs or Serve does not answer."""
     try:
         parts = call_with_timeout(current_parts, LIMIT_S)

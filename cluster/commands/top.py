@@ -31,7 +31,7 @@ Figure = float | None | dict[str, float]
 
 
 @dataclass(frozen=True)
-class Reading:
+class Scrape:
     """at: seconds of a monotonic clock. samples: by the name of the series, its labels and value."""
 
     at: float
@@ -46,7 +46,7 @@ class Reading:
         return dict(found)
 
 
-def read_metrics(url: str) -> Reading:
+def read_metrics(url: str) -> Scrape:
     """The metrics of the endpoint. url: with or without /v1. Raises SkimError."""
     base, at = url.rstrip("/").removesuffix("/v1"), time.monotonic()
     try:
@@ -59,10 +59,10 @@ def read_metrics(url: str) -> Reading:
         samples[sample.name].append((sample.labels, sample.value))
     if not any(name.startswith("skim_") for name in samples):
         raise SkimError(f"the endpoint {base} has no metrics of Skim")
-    return Reading(at, dict(samples))
+    return Scrape(at, dict(samples))
 
 
-def figures(before: Reading, now: Reading) -> dict[str, Figure]:
+def figures(before: Scrape, now: Scrape) -> dict[str, Figure]:
     """What happened between two readings, and what is now. Names end in their unit: `_s`, `_per_s` or `_share`."""
     grown = _grown(before, now)
     seconds = max(now.at - before.at, 1e-9)
@@ -96,17 +96,17 @@ def figures(before: Reading, now: Reading) -> dict[str, Figure]:
     }
 
 
-def _grown(before: Reading, now: Reading) -> Reading:
+def _grown(before: Scrape, now: Scrape) -> Scrape:
     """The increase of each series. One that is new, or smaller than before, has begun at 0."""
     grown = {}
     for name, series in now.samples.items():
         old = {frozenset(labels.items()): value for labels, value in before.samples.get(name, [])}
         known = ((labels, value, old.get(frozenset(labels.items()), 0.0)) for labels, value in series)
         grown[name] = [(labels, value - was if value >= was else value) for labels, value, was in known]
-    return Reading(now.at, grown)
+    return Scrape(now.at, grown)
 
 
-def _quantiles(grown: Reading, name: str, share: float, by: str = "", **where: str) -> dict[str, float]:
+def _quantiles(grown: Scrape, name: str, share: float, by: str = "", **where: str) -> dict[str, float]:
     """As Prometheus' histogram_quantile: linear inside a bucket; in the last bucket its lower bound."""
     found = {}
     for label in grown.sums(f"{name}_count", by, **where):

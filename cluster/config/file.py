@@ -73,7 +73,7 @@ def _lines(node: yaml.Node | None, location: Location = ()) -> Iterator[tuple[Lo
             yield from _lines(item, (*location, i))
 
 
-def sentence(error: ValidationError, model: type[BaseModel], line: LineOf) -> str:
+def faults_by_line(error: ValidationError, model: type[BaseModel], line: LineOf) -> str:
     """All problems, each with its line and dotted name: `line 3: router.port: should be less than ...`."""
     return "; ".join(_in_its_line(problem, model, line(problem.location)) for problem in problems(error))
 
@@ -81,14 +81,14 @@ def sentence(error: ValidationError, model: type[BaseModel], line: LineOf) -> st
 def _in_its_line(problem: Problem, model: type[BaseModel], line: int | None) -> str:
     hint = ""
     if problem.kind == "extra_forbidden":
-        known = settings_of(model, problem.location[:-1])
+        known = setting_names(model, problem.location[:-1])
         close = get_close_matches(str(problem.location[-1]), known, 1)
         hint = f"; did you mean {close[0]}?" if close else f"; the settings here are {', '.join(known)}"
     where = f"line {line}: " if line else ""
     return f"{where}{problem.name}: {problem.fault}{hint}"
 
 
-def settings_of(model: type[BaseModel], location: Location) -> list[str]:
+def setting_names(model: type[BaseModel], location: Location) -> list[str]:
     """The names of the settings in the section at `location`."""
     for name in location:
         if isinstance(name, int):  # one of several: its section is the list's

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cluster.config.file import line_of, read_settings, sentence
+from cluster.config.file import faults_by_line, line_of, read_settings
 from cluster.config.schema import DeploymentConfig
 from cluster.config.show import HIDDEN
 from skim_common.errors import SkimError
@@ -38,7 +38,7 @@ def config_from_flags(path: str | Path | None, overrides: Mapping[str, Any]) -> 
         config = DeploymentConfig.model_validate(settings, context={"folder": folder.absolute()})
     except ValidationError as error:
         lines = line_of(text, given_elsewhere={name for name, value in overrides.items() if value is not None})
-        raise SkimError(f"{path or 'command line'}: {sentence(error, DeploymentConfig, lines)}") from None
+        raise SkimError(f"{path or 'command line'}: {faults_by_line(error, DeploymentConfig, lines)}") from None
     return _named(config)
 
 
@@ -47,7 +47,7 @@ def config_from_settings(settings: Mapping[str, Any]) -> DeploymentConfig:
     try:
         return _named(DeploymentConfig.model_validate(dict(settings)))
     except ValidationError as error:
-        raise SkimError(f"deployment settings: {sentence(error, DeploymentConfig, line_of(''))}") from None
+        raise SkimError(f"deployment settings: {faults_by_line(error, DeploymentConfig, line_of(''))}") from None
 
 
 def _named(config: DeploymentConfig) -> DeploymentConfig:

@@ -179,7 +179,7 @@ class PoolConfig(BaseModel):
 
     @model_validator(mode="after")
     def _options_that_are_taken(self) -> Self:
-        vllm_options.check(self.engine_options, has_front=isinstance(self, TargetConfig))
+        vllm_options.check_engine_options(self.engine_options, has_front=isinstance(self, TargetConfig))
         return self
 
     @model_validator(mode="after")

@@ -107,7 +107,7 @@ REFUSED = {
 """Options that Skim does not take, with the reason and what to do."""
 
 
-def check(options: Mapping[str, Any], *, has_front: bool) -> None:
+def check_engine_options(options: Mapping[str, Any], *, has_front: bool) -> None:
     """Raise ValueError for an entry of a pool's `engine_options` that is a setting of Skim, or that it does not take.
 
     has_front: whether the pool's list is the front's, too, as the target's is. False and null ask for nothing.

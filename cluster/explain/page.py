@@ -39,7 +39,7 @@ _NAMED = re.compile(
 )
 
 
-def render(
+def explain_page(
     explanation: Mapping[str, Any], prompt: PromptText, *, title: str = TITLE, notes: Sequence[tuple[str, str]] = ()
 ) -> str:
     """The page as HTML in ASCII.

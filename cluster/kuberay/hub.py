@@ -21,7 +21,7 @@ def downloads(config: DeploymentConfig, component: str) -> bool:
     )
 
 
-def variables(config: DeploymentConfig) -> list[dict[str, Any]]:
+def hub_variables(config: DeploymentConfig) -> list[dict[str, Any]]:
     """Environment variables for `huggingface_hub`. The token is a reference to a Secret; without it, none is sent."""
     hub = config.kubernetes.hub
     token = {

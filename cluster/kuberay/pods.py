@@ -128,7 +128,7 @@ def _environment(config: DeploymentConfig, component: str) -> list[Object]:
     """Environment variables. Secrets are references, never values. A secret that the config uses must exist."""
     private = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     env = variables({**private, **USER, **SERVE_SWITCHES, **DRAINING_SWITCHES, **DIRECT_GRPC})
-    env += hub.variables(config) if hub.downloads(config, component) else [{"name": "HF_HUB_OFFLINE", "value": "1"}]
+    env += hub.hub_variables(config) if hub.downloads(config, component) else [{"name": "HF_HUB_OFFLINE", "value": "1"}]
     env.append(_secret(config, CHANNEL_TOKEN, "channel-token", needed=config.channel.token is not None))
     if variable := API_KEYS.get(component):
         env.append(_secret(config, variable, "api-key", needed="api_key" in config.target.engine_options))

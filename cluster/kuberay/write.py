@@ -49,7 +49,7 @@ def manifests(config: DeploymentConfig) -> dict[str, list[Object]]:
 
 def write_manifests(config: DeploymentConfig, folder: Path) -> list[Path]:
     """Write all files under `folder`, and delete files of an earlier run that are now unused. Raises SkimError."""
-    written = {folder / name: as_yaml(objects) for name, objects in manifests(config).items()}
+    written = {folder / name: manifest_yaml(objects) for name, objects in manifests(config).items()}
     try:
         for file, text in written.items():
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -62,5 +62,5 @@ def write_manifests(config: DeploymentConfig, folder: Path) -> list[Path]:
     return list(written)
 
 
-def as_yaml(objects: list[Object]) -> str:
+def manifest_yaml(objects: list[Object]) -> str:
     return HEADER + yaml.dump_all(objects, Dumper=_Readable, sort_keys=False, allow_unicode=True, width=120)

@@ -113,7 +113,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class PlannedEngine:
     """A model on `ranks` equal machines with tensor parallelism. weight_bits, kv_bits: of a number that is stored.
 
     windows: as a speculator it reads prompts in windows (`read: auto` with a head profile). window: tokens of each.

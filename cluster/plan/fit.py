@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cluster.config.load import config_from_settings
 from cluster.plan.candidates import Candidate
-from cluster.plan.engine import Engine, Model
+from cluster.plan.engine import Model, PlannedEngine
 from cluster.plan.gpus import Machine
 from cluster.serve.preflight import check_models
 from skim_common.errors import ModelError
@@ -33,7 +33,7 @@ class FirstToken(NamedTuple):
 
 def first_token(speculator: Model, target: Model, tokens: int, keep_rate: float) -> FirstToken:
     """For a prompt of `tokens` tokens without cached ones. Not counted: scoring, and the decoding of the look-ahead."""
-    big, small = Engine(target, COUNTING), Engine(speculator, COUNTING, windows=True)
+    big, small = PlannedEngine(target, COUNTING), PlannedEngine(speculator, COUNTING, windows=True)
     dense, kept = (big.read_s(Read.of(read)) for read in (tokens, keep_rate * tokens))
     return FirstToken(*((read(Read(tokens)) + kept) / dense for read in (small.read_s, small.select_s)))
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cluster.plan.engine import Engine, Memory
+from cluster.plan.engine import Memory, PlannedEngine
 from cluster.plan.formulas import mean_wait
 from cluster.plan.gpus import Gpu
 from cluster.plan.kept import kept_by_default
@@ -23,7 +23,7 @@ MAX_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PlannedLoad:
     """What the deployment must carry. qps: prompts per second. prompt, answer: tokens. keep_rate: of the prompt.
 
     by_default: it is what the default keeps, so that prompts of other lengths have other shares.
@@ -74,7 +74,13 @@ class Pool:
 
 
 def target_pool(
-    engine: Engine, gpu: Gpu, replicas: int, load: Load, read: int, drafts: int = 0, drafting_s: float = 0.0
+    engine: PlannedEngine,
+    gpu: Gpu,
+    replicas: int,
+    load: PlannedLoad,
+    read: int,
+    drafts: int = 0,
+    drafting_s: float = 0.0,
 ) -> Pool | None:
     """A pool that prefills `read` tokens of each prompt and decodes the answers; None if it cannot carry the load.
 
@@ -118,17 +124,19 @@ def _rows(tpot: Callable[[float], float], tokens_per_second: float, most: int) -
     return None
 
 
-def draft_step_s(engine: Engine, load: Load, rows: float) -> float:
+def draft_step_s(engine: PlannedEngine, load: PlannedLoad, rows: float) -> float:
     """Seconds of one draft for each of `rows` sessions of a speculator, over the kept prompts."""
     return engine.step_s(max(rows, 1.0), load.kept(load.prompt) + load.answer / 2)
 
 
-def drafting_s(engine: Engine, load: Load, drafts: int, rows: float) -> float:
+def drafting_s(engine: PlannedEngine, load: PlannedLoad, drafts: int, rows: float) -> float:
     """Seconds that a target's step waits for `drafts` drafts: they are made one after the other, then cross."""
     return drafts * draft_step_s(engine, load, rows) + engine.machine.exchange_s if drafts else 0.0
 
 
-def speculator_pool(engine: Engine, gpu: Gpu, replicas: int, load: Load, target: Pool, drafts: int = 0) -> Pool | None:
+def speculator_pool(
+    engine: PlannedEngine, gpu: Gpu, replicas: int, load: PlannedLoad, target: Pool, drafts: int = 0
+) -> Pool | None:
     """A pool that reads every prompt, and drafts for the answers of `target`; None if it cannot carry the load.
 
     The kept prompt is read for its drafts after the selection.

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cluster.plan.formulas import MOST_DRAFTS, speed_up
-from cluster.plan.pools import Load, Pool, draft_step_s
+from cluster.plan.pools import PlannedLoad, Pool, draft_step_s
 from cluster.plan.size import Plan, Sizer
 
 MEDIAN_ERRORS = {"ttft": 0.042, "turns": 0.044, "decode": 0.413, "gpu-ttft": 0.028}
@@ -12,7 +12,7 @@ MEDIAN_ERRORS = {"ttft": 0.042, "turns": 0.044, "decode": 0.413, "gpu-ttft": 0.0
 DEFAULT = "what the default kept of prompts of this length, with Qwen2.5-Coder 0.5B for 1.5B"
 
 
-def answer(sizer: Sizer, load: Load, drafts: int | None = None) -> dict[str, Any]:
+def answer(sizer: Sizer, load: PlannedLoad, drafts: int | None = None) -> dict[str, Any]:
     """The plans and the verdict. drafts: K, or None for the best."""
     skim, plain = sizer.skim(load, drafts), sizer.plain(load)
     same = sizer.plain_on(skim.gpus, load) if skim else None
@@ -34,7 +34,7 @@ def answer(sizer: Sizer, load: Load, drafts: int | None = None) -> dict[str, Any
     }
 
 
-def verdict(load: Load, skim: Plan | None, plain: Plan | None, same: Plan | None) -> str:
+def verdict(load: PlannedLoad, skim: Plan | None, plain: Plan | None, same: Plan | None) -> str:
     """Whether Skim pays for this load, in a sentence. same: plain vLLM on as many GPUs as `skim` has."""
     if skim is None:
         if plain is None:
@@ -56,7 +56,7 @@ def _gpus(plan: Plan) -> str:
     return f"{plan.gpus} GPU{'s' * (plan.gpus != 1)}"
 
 
-def _shown(plan: Plan | None, load: Load) -> dict[str, Any] | None:
+def _shown(plan: Plan | None, load: PlannedLoad) -> dict[str, Any] | None:
     if plan is None:
         return None
     shown = {
@@ -84,7 +84,7 @@ def _pool(pool: Pool) -> dict[str, Any]:
     }
 
 
-def _drafts(sizer: Sizer, load: Load, skim: Plan | None) -> dict[str, Any] | None:
+def _drafts(sizer: Sizer, load: PlannedLoad, skim: Plan | None) -> dict[str, Any] | None:
     """K for one answer at a time and its speed-up, on the engines of the plan."""
     if skim is None or skim.speculator is None:
         return None
@@ -97,7 +97,7 @@ def _drafts(sizer: Sizer, load: Load, skim: Plan | None) -> dict[str, Any] | Non
     return {"best_alone": best, "speed_up_alone": speeds[best], "speed_ups": speeds, "in_the_plan": skim.drafts}
 
 
-def _assumptions(sizer: Sizer, load: Load) -> list[str]:
+def _assumptions(sizer: Sizer, load: PlannedLoad) -> list[str]:
     known = "measured on this GPU" if sizer.gpu.measured else "measured on an H200 and assumed for this GPU"
     read = "as a whole"
     if sizer.windows:

@@ -5,12 +5,12 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cluster.plan.engine import Engine, Model
+from cluster.plan.engine import Model, PlannedEngine
 from cluster.plan.formulas import best_drafts
 from cluster.plan.gpus import Gpu, Machine
 from cluster.plan.pools import (
     MOST_BUSY,
-    Load,
+    PlannedLoad,
     Pool,
     draft_step_s,
     drafting_s,
@@ -38,7 +38,7 @@ class Plan:
     def gpus(self) -> int:
         return self.target.gpus + (self.speculator.gpus if self.speculator else 0)
 
-    def keeps(self, load: Load) -> bool:
+    def keeps(self, load: PlannedLoad) -> bool:
         return self.first <= load.slo_ttft and self.target.tpot <= load.slo_tpot
 
 
@@ -57,12 +57,12 @@ class Sizer:
     kv_bits: float = 16
     windows: bool = True
 
-    def plain(self, load: Load) -> Plan | None:
+    def plain(self, load: PlannedLoad) -> Plan | None:
         """Plain vLLM on the fewest GPUs; None if no size up to MOST_GPUS keeps the SLOs."""
         plans = (self._smallest_plain(engine, load) for engine in self._engines(self.target))
         return _best([plan for plan in plans if plan])
 
-    def plain_on(self, gpus: int, load: Load) -> Plan | None:
+    def plain_on(self, gpus: int, load: PlannedLoad) -> Plan | None:
         """Plain vLLM on at most `gpus` GPUs, whether or not it keeps the SLOs; None if it cannot carry the load.
 
         The tensor-parallel size with the soonest first token among those that keep the SLOs, else among all.
@@ -75,7 +75,7 @@ class Sizer:
         kept = [plan for plan in plans if plan.keeps(load)]
         return min(kept or plans, key=lambda plan: plan.first, default=None)
 
-    def skim(self, load: Load, drafts: int | None = None) -> Plan | None:
+    def skim(self, load: PlannedLoad, drafts: int | None = None) -> Plan | None:
         """Skim on the fewest GPUs; None if no size up to MOST_GPUS keeps the SLOs.
 
         drafts: K; None tries the best K of a single answer, and none.
@@ -91,14 +91,14 @@ class Sizer:
                     found += self._smallest_skim(target, speculator, load, count, fewest)
         return _best(found)
 
-    def best_drafts(self, target: Engine, speculator: Engine, load: Load) -> int:
+    def best_drafts(self, target: PlannedEngine, speculator: PlannedEngine, load: PlannedLoad) -> int:
         """K for a single answer, from the acceptance and the times of both engines."""
         step = target.step_s(1, self.kept(load))
         draft = draft_step_s(speculator, load, 1)
         return best_drafts(load.acceptance, draft / step, exchange=target.machine.exchange_s / step)
 
     def first_alone(
-        self, load: Load, prompt: int, target_ranks: int, speculator_ranks: int, plain_ranks: int
+        self, load: PlannedLoad, prompt: int, target_ranks: int, speculator_ranks: int, plain_ranks: int
     ) -> tuple[float, float]:
         """Seconds to the first token of a single prompt without other load: with plain vLLM, and with Skim."""
         dense, target = (self.engine(self.target, ranks) for ranks in (plain_ranks, target_ranks))
@@ -107,7 +107,7 @@ class Sizer:
         kept = target.read_s(Read(load.kept(prompt)))
         return dense.read_s(Read(prompt)), self.machine.skim_s + select + kept
 
-    def pays_from(self, load: Load, plan: Plan, plain: Plan) -> int | None:
+    def pays_from(self, load: PlannedLoad, plan: Plan, plain: Plan) -> int | None:
         """The prompt length from which a single prompt's first token is sooner with Skim; None if at no length."""
         ranks = plan.target.ranks, plan.speculator.ranks if plan.speculator else 1, plain.target.ranks
 
@@ -123,24 +123,24 @@ class Sizer:
             low, high = (low, middle) if pays(middle) else (middle, high)
         return high
 
-    def _engines(self, model: Model) -> Iterator[Engine]:
+    def _engines(self, model: Model) -> Iterator[PlannedEngine]:
         for ranks in RANKS:
             if model.heads % ranks == 0:
                 yield self.engine(model, ranks)
 
-    def engine(self, model: Model, ranks: int) -> Engine:
+    def engine(self, model: Model, ranks: int) -> PlannedEngine:
         windows = self.windows and model is self.speculator
-        return Engine(model, self.machine, ranks, self.weight_bits, self.kv_bits, windows=windows)
+        return PlannedEngine(model, self.machine, ranks, self.weight_bits, self.kv_bits, windows=windows)
 
-    def kept(self, load: Load) -> int:
+    def kept(self, load: PlannedLoad) -> int:
         """The tokens that the target reads of a prompt."""
         return load.kept(load.prompt)
 
-    def _plain(self, engine: Engine, replicas: int, load: Load) -> Plan | None:
+    def _plain(self, engine: PlannedEngine, replicas: int, load: PlannedLoad) -> Plan | None:
         pool = target_pool(engine, self.gpu, replicas, load, load.prompt)
         return Plan(pool, None, 0, pool.first) if pool else None
 
-    def _smallest_plain(self, engine: Engine, load: Load) -> Plan | None:
+    def _smallest_plain(self, engine: PlannedEngine, load: PlannedLoad) -> Plan | None:
         prefill = engine.read_s(Read(load.prompt))
         if prefill > load.slo_ttft:
             return None
@@ -151,7 +151,7 @@ class Sizer:
         return None
 
     def _smallest_skim(
-        self, target: Engine, speculator: Engine, load: Load, drafts: int, fewest: int
+        self, target: PlannedEngine, speculator: PlannedEngine, load: PlannedLoad, drafts: int, fewest: int
     ) -> Iterator[Plan]:
         """Plans with at most `fewest` GPUs, each smaller than the one before."""
         kept = self.kept(load)
@@ -170,13 +170,25 @@ class Sizer:
             replicas += 1
 
     def _keeps(
-        self, target: Engine, replicas: int, speculator: Engine, speculators: int, load: Load, drafts: int
+        self,
+        target: PlannedEngine,
+        replicas: int,
+        speculator: PlannedEngine,
+        speculators: int,
+        load: PlannedLoad,
+        drafts: int,
     ) -> bool:
         plan = self.skim_of(target, replicas, speculator, speculators, load, drafts)
         return plan is not None and plan.keeps(load)
 
     def skim_of(
-        self, target: Engine, replicas: int, speculator: Engine, speculators: int, load: Load, drafts: int
+        self,
+        target: PlannedEngine,
+        replicas: int,
+        speculator: PlannedEngine,
+        speculators: int,
+        load: PlannedLoad,
+        drafts: int,
     ) -> Plan | None:
         """Skim with these pools, whether or not it keeps the SLOs; None if it cannot carry the load."""
         rows = 0.0

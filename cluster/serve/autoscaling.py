@@ -46,7 +46,7 @@ GROW = 1.1
 SHRINK = 0.75
 
 
-class Load(NamedTuple):
+class ReportedLoad(NamedTuple):
     """The load of a pool. requests: running and queued. The module's docstring explains the other fields."""
 
     requests: float = 0.0
@@ -61,7 +61,7 @@ class Load(NamedTuple):
         return self.queued * self.seconds_per_request + self.tokens * self.seconds_per_token
 
 
-def replicas_for(load: Load, now: int, drain_s: float, *, grow: float = GROW, shrink: float = SHRINK) -> int:
+def replicas_for(load: ReportedLoad, now: int, drain_s: float, *, grow: float = GROW, shrink: float = SHRINK) -> int:
     """The number of replicas for `load`; 0 only without any load. now: replicas that run or start."""
     if not load.requests and not load.busy and not load.tokens:
         return 0
@@ -80,7 +80,7 @@ class WorkPolicy:
 
     def __call__(self, ctx: "AutoscalingContext") -> tuple[int, dict[str, float]]:
         """The number of replicas, and the state for the next call."""
-        load = load_of(ctx)
+        load = reported_load(ctx)
         state = {"seconds_per_request": load.seconds_per_request, "seconds_per_token": load.seconds_per_token}
         if ctx.current_num_replicas == 0:  # all replicas are starting: there is no new information
             return ctx.target_num_replicas, state
@@ -92,11 +92,11 @@ class WorkPolicy:
             state["enough"] = wanted
         return wanted, state
 
-    def decide(self, load: Load, now: int) -> int:
+    def decide(self, load: ReportedLoad, now: int) -> int:
         return replicas_for(load, now, self.drain_s)
 
 
-def load_of(ctx: "AutoscalingContext") -> Load:
+def reported_load(ctx: "AutoscalingContext") -> ReportedLoad:
     """The load that Serve reports. Costs that no replica has measured yet are the last known ones."""
     reported = ctx.aggregated_metrics or {}
 
@@ -107,7 +107,7 @@ def load_of(ctx: "AutoscalingContext") -> Load:
         measured = reported.get(name, {}).values()
         return fmean(measured) if measured else float(ctx.policy_state.get(name, 0.0))
 
-    return Load(
+    return ReportedLoad(
         requests=ctx.total_num_requests,
         queued=ctx.total_queued_requests or 0.0,
         tokens=total("tokens_in_flight"),

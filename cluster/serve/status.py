@@ -28,7 +28,7 @@ PROXY_ENDS = ("UNHEALTHY", "DRAINED")
 TRUST = "start_probe: off trusts the pool"
 
 
-class Part(NamedTuple):
+class PartStatus(NamedTuple):
     """A pool, the router or a proxy. line: its state and, if it is not healthy, the reason. reason: empty if there is
     nothing to repair: it is healthy, or changes its size. state, replicas: of the line; a proxy has none."""
 
@@ -47,7 +47,7 @@ class Causes(NamedTuple):
     failed: Mapping[str, FailedStart | None] = {}
 
 
-def current_parts(name: str = APP_NAME) -> list[Part] | None:
+def current_parts(name: str = APP_NAME) -> list[PartStatus] | None:
     """The parts of the application on the connected Ray cluster; None if it does not run. It may wait for Ray."""
     status = serve.status()
     application = status.applications.get(name)
@@ -75,29 +75,29 @@ def waiting_groups(table: Mapping[str, Mapping[str, Any]], name: str = APP_NAME)
     return waiting
 
 
-def parts_of(application: ApplicationStatusOverview, causes: Causes = Causes()) -> list[Part]:  # noqa: B008  a constant
+def parts_of(application: ApplicationStatusOverview, causes: Causes = Causes()) -> list[PartStatus]:  # noqa: B008  a constant
     """The pools and the router of an application."""
     parts = sorted(application.deployments.items(), key=lambda part: ORDER.index(part[0]) if part[0] in ORDER else 9)
     return [_part(name, part, causes) for name, part in parts]
 
 
-def probe_parts(failed: Mapping[str, str]) -> list[Part]:
+def probe_parts(failed: Mapping[str, str]) -> list[PartStatus]:
     """The start probes that have failed, by pool (`failed_probes`): their pools run, but cannot be trusted."""
     names = {pool: f"{pool} start probe" for pool in failed}
     return [
-        Part(names[pool], False, f"{names[pool]}: failed, so all prompts run dense ({TRUST}): {why}", why)
+        PartStatus(names[pool], False, f"{names[pool]}: failed, so all prompts run dense ({TRUST}): {why}", why)
         for pool, why in sorted(failed.items())
     ]
 
 
-def _proxies(status: ServeStatus) -> list[Part]:
+def _proxies(status: ServeStatus) -> list[PartStatus]:
     """The HTTP proxies that do not work, and no others: there is one on each node."""
     ends = [node for node, state in status.proxies.items() if state in PROXY_ENDS]
     reason = f"{len(ends)} of {len(status.proxies)} do not answer"
-    return [Part("proxy", False, f"proxy: {reason}", reason)] if ends else []
+    return [PartStatus("proxy", False, f"proxy: {reason}", reason)] if ends else []
 
 
-def _part(name: str, part: DeploymentStatusOverview, causes: Causes) -> Part:
+def _part(name: str, part: DeploymentStatusOverview, causes: Causes) -> PartStatus:
     running = part.replica_states.get("RUNNING", 0)
     others = [
         f"{count} {state.lower()}" for state, count in part.replica_states.items() if state != "RUNNING" and count
@@ -105,9 +105,9 @@ def _part(name: str, part: DeploymentStatusOverview, causes: Causes) -> Part:
     replicas = ", ".join([f"{running} running", *others])
     state = part.status.lower().replace("_", " ")
     if part.status == "HEALTHY":
-        return Part(name, True, f"{name}: {state} ({replicas})", state=state, replicas=replicas)
+        return PartStatus(name, True, f"{name}: {state} ({replicas})", state=state, replicas=replicas)
     why = _why(name, part.message, causes)
-    return Part(
+    return PartStatus(
         name,
         False,
         f"{name}: {state} ({replicas}): {why or 'replicas are starting or ending'}",

@@ -7,7 +7,7 @@ import ray
 
 from actors.ray_hooks.local_ray import dead_ray_process
 from cluster.serve.ray_liveness import call_with_timeout, ray_answers
-from cluster.serve.status import Part, current_parts
+from cluster.serve.status import PartStatus, current_parts
 from skim_common.errors import SkimError
 
 PERIOD_S = 2.0
@@ -29,7 +29,7 @@ class Changes:
         self._print_line = print_line
         self._down: dict[str, str] = {}
 
-    def look(self, parts: Sequence[Part]) -> None:
+    def look(self, parts: Sequence[PartStatus]) -> None:
         """Say what changed since the last look."""
         for part in parts:
             if part.reason and self._down.get(part.name) != part.reason:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report.progress import Progress
-from cluster.explain.page import render, visible
+from cluster.explain.page import explain_page, visible
 from evals.run.ask import Answer, Case, Engines
 from evals.selection.evidence import evidence_spans
 from evals.selection.selectors import DENSE, SELECTORS
@@ -68,7 +68,7 @@ async def write_pages(asker: Engines, target: str, found: Sequence[Worse], folde
         text = PromptText.of(prompt.token_ids, tokens, message_spans(prompt.chat, prompt.offsets))
         title = f"{one.sample.task}: {one.case[0]}, keep rate {one.case[1]:g}"
         notes = [*_notes(one), ("Evidence", _evidence(one.sample, prompt, explained))]
-        _write(folder, one.file, render(explained.as_json(), text, title=title, notes=notes))
+        _write(folder, one.file, explain_page(explained.as_json(), text, title=title, notes=notes))
     _write(folder, INDEX, index(found))
 
 

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from actors.observability.meter import Meter
 from kv_transfer.messages import GenerateOutput
 from router.admission.fair_queue import FairQueue, Order, QueueEntry
-from router.admission.load_shedding import KEEP, load_of
+from router.admission.load_shedding import KEEP, relative_load
 from router.admission.pool_load import NO_HEADROOM, AnswerTime, PoolHeadroom, PoolLoad
 from router.admission.ticket import AdmissionRequest, OverloadedError, Ticket
 from router.decision.cost_model import Work
@@ -74,7 +74,7 @@ class Admission:
         """The load of a prompt that arrives now without a deadline, as in Ticket."""
         if self._is_idle:
             return 0.0
-        return load_of(self._wait_ms(Work(), (entry.item.work for entry in self._queue)), self._max_wait_ms)
+        return relative_load(self._wait_ms(Work(), (entry.item.work for entry in self._queue)), self._max_wait_ms)
 
     @asynccontextmanager
     async def admitted(self, request: AdmissionRequest, work: Work, less: Work | None = None) -> AsyncIterator[Ticket]:
@@ -154,7 +154,7 @@ class Admission:
                     raise
                 work, wait_ms = less, self._check(request, less)
             self._make_room(request)
-        load = load_of(wait_ms, min(self._max_wait_ms, self._slack_ms(request, work)))
+        load = relative_load(wait_ms, min(self._max_wait_ms, self._slack_ms(request, work)))
         if less is not None and load >= KEEP:
             work = less
         ticket = Ticket(request, first, work, load, work is less, asyncio.get_running_loop().create_future())

@@ -18,7 +18,7 @@ from router.options.request import PrefillOptions
 AUDIT, DRAFT_AHEAD, DRAFTS, KEEP = 0.1, 0.25, 0.5, 0.75
 
 
-def load_of(wait_ms: float, longest_ms: float) -> float:
+def relative_load(wait_ms: float, longest_ms: float) -> float:
     """The load from 0 to 1. longest_ms: may be infinite (load 0) or negative (load 1 if there is a wait)."""
     return 0.0 if wait_ms <= 0 else min(1.0, wait_ms / longest_ms) if longest_ms > 0 else 1.0
 

@@ -23,7 +23,7 @@ BLOCK_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CachedPrefix:
     """The known beginning of a prompt.
 
     tokens: its length. kept: how many of these tokens the pool holds. age: tokens written to the pool since the last
@@ -82,19 +82,19 @@ class CacheLedger:
         """Whether a block is in the older half of the cache."""
         return block is not None and 2 * (self._written - block.used_at) > self.horizon
 
-    def find(self, ids: Int32Array, hashes: Sequence[bytes]) -> Found:
+    def find(self, ids: Int32Array, hashes: Sequence[bytes]) -> CachedPrefix:
         """The longest known beginning of a prompt that is probably still cached. ids, hashes: as in `add`."""
-        found, rest = Found(), None
+        found, rest = CachedPrefix(), None
         for count, block in enumerate(hashes, 1):
             known = self._blocks.get(block)
             # Engines evict the end of a prompt first.
             if known is None or (age := self._written - known.used_at) + known.kept > self.horizon:
                 break
-            found, rest = Found(count * BLOCK_TOKENS, known.kept, age), known.rest
+            found, rest = CachedPrefix(count * BLOCK_TOKENS, known.kept, age), known.rest
         more = 0 if rest is None else common_prefix(rest, ids[found.tokens :])
-        return Found(found.tokens + more, found.kept + more, found.age)
+        return CachedPrefix(found.tokens + more, found.kept + more, found.age)
 
-    def correct(self, found: Found, cached: int) -> None:
+    def correct(self, found: CachedPrefix, cached: int) -> None:
         """Learn the horizon: the pool was expected to have the found tokens cached and had `cached`."""
         if found.kept < BLOCK_TOKENS:
             return

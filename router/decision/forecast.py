@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kv_transfer.arrays import Int32Array
-from router.decision.cache_ledger import BLOCK_TOKENS, Found
+from router.decision.cache_ledger import BLOCK_TOKENS, CachedPrefix
 from router.decision.cost_model import UNMEASURED, Estimate, Mode
 from router.decision.kept_sizes import KeptSizes
 from router.decision.kinds import Kind
@@ -30,9 +30,9 @@ class Forecast:
     options: PrefillOptions
     hashes: Sequence[bytes]
     sizes: KeptSizes
-    dense: Found
-    read: Found
-    kept: Found
+    dense: CachedPrefix
+    read: CachedPrefix
+    kept: CachedPrefix
     share: float = 1.0
     coming: int = 0
     windows: WindowReads | None = None

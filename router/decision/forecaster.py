@@ -17,7 +17,7 @@ from kv_transfer.layout import NO_LAYOUT, TextLayout
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import AUTO, SHORT_TEXT
 from kv_transfer.prefix_hash import block_hashes
-from router.decision.cache_ledger import BLOCK_TOKENS, CacheLedger, Found
+from router.decision.cache_ledger import BLOCK_TOKENS, CachedPrefix, CacheLedger
 from router.decision.cost_model import Mode, Reads, Work, estimate, fewer, sooner
 from router.decision.forecast import Forecast, way_of
 from router.decision.kept_sizes import KeptShares, KeptSizes
@@ -88,7 +88,7 @@ class Forecaster:
         # What stands before all that may be dropped is the same for the target, whole or kept.
         alike = min(max(dense.tokens, coming), sizes.opening)
         if alike > kept.kept:
-            kept = Found(alike, alike, dense.age)
+            kept = CachedPrefix(alike, alike, dense.age)
         share = self._shares.of(way_of(options, windows), options, sizes)
         forecast = Forecast(ids, salt, options, hashes, sizes, dense, read, kept, share, coming, windows, adapted)
         selector, target, later = self._selector(options, windows), self._target(forecast), 0.0
@@ -165,15 +165,15 @@ class Forecaster:
             kept=Read.of(known.kept + kept, known.kept),
         )
 
-    def _known_kept(self, forecast: Forecast, options: PrefillOptions) -> Found:
+    def _known_kept(self, forecast: Forecast, options: PrefillOptions) -> CachedPrefix:
         """What the target has cached of the kept prompt: without `reuse`, a new selection begins like the old one only
         as far as nothing may be dropped."""
         known, opening = forecast.kept, forecast.sizes.opening
         if options.reuse == "on":
             return known
-        return Found(min(known.tokens, opening), min(known.kept, opening), known.age)
+        return CachedPrefix(min(known.tokens, opening), min(known.kept, opening), known.age)
 
-    def _kept_tokens(self, sizes: KeptSizes, known: Found, share: float) -> float:
+    def _kept_tokens(self, sizes: KeptSizes, known: CachedPrefix, share: float) -> float:
         """The tokens that the target would read of the kept prompt: those of an extended one, or of a fresh selection
         if they are fewer (`speculator_service.scoring.extension`)."""
         fresh = sizes.kept(share)

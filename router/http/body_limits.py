@@ -26,7 +26,7 @@ FREE_BYTES = 64 * 2**10
 RETRY_S = 5
 
 
-class Reading:
+class BodyReading:
     """One body while it is read. size: bytes that have arrived."""
 
     def __init__(self, timeout: asyncio.Timeout, began: float) -> None:
@@ -52,7 +52,7 @@ class BodyBudget:
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes, self._clock = max_bytes, clock
-        self._readings: dict[Reading, None] = {}  # in the order of their beginning
+        self._readings: dict[BodyReading, None] = {}  # in the order of their beginning
 
     @property
     def held_bytes(self) -> int:
@@ -60,16 +60,16 @@ class BodyBudget:
         return sum(reading.size for reading in self._readings if reading.counts)
 
     @contextmanager
-    def reading(self, timeout: asyncio.Timeout) -> Iterator[Reading]:
+    def reading(self, timeout: asyncio.Timeout) -> Iterator[BodyReading]:
         """A body that is read while the context lasts. timeout: of the wait for it, which ends if it is given up."""
-        reading = Reading(timeout, self._clock())
+        reading = BodyReading(timeout, self._clock())
         self._readings[reading] = None
         try:
             yield reading
         finally:
             del self._readings[reading]
 
-    def add(self, reading: Reading, size: int) -> None:
+    def add(self, reading: BodyReading, size: int) -> None:
         """Count `size` more bytes of it. Raises RefusedError (503) if it is itself given up."""
         reading.size += size
         while reading.counts and self.held_bytes > self._max_bytes:
@@ -102,7 +102,7 @@ async def read_body(headers: Headers, receive: Receive, limits: RouterConfig, bu
         raise RefusedError(400, "BadRequestError", "the header content-length must be a number of bytes")
     if declared > limits.max_body_bytes:
         raise _too_large(limits)
-    reading: Reading | None = None
+    reading: BodyReading | None = None
     try:
         async with asyncio.timeout(limits.body_timeout_s) as timeout:
             with budget.reading(timeout) as reading:
@@ -114,7 +114,7 @@ async def read_body(headers: Headers, receive: Receive, limits: RouterConfig, bu
         raise RefusedError(408, "RequestTimeoutError", text) from None
 
 
-async def _read(receive: Receive, limits: RouterConfig, budget: BodyBudget, reading: Reading) -> bytes:
+async def _read(receive: Receive, limits: RouterConfig, budget: BodyBudget, reading: BodyReading) -> bytes:
     body = bytearray()  # a list of chunks of one byte would take 40 times their memory
     while True:
         message = await receive()

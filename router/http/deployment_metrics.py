@@ -48,10 +48,10 @@ class DeploymentMetrics:
 
     async def _collect(self) -> str:
         told = await self._ask()
-        return await asyncio.to_thread(lambda: merged(told) + exposed(_own_process()))
+        return await asyncio.to_thread(lambda: merged_metrics(told) + exposed(_own_process()))
 
 
-def merged(told: Iterable[Exposition]) -> str:
+def merged_metrics(told: Iterable[Exposition]) -> str:
     """The metrics of all replicas in Prometheus' text format."""
     replicas = {one.replica: one for one in told}.values()
     counts: defaultdict[str, list[str]] = defaultdict(list)

@@ -100,12 +100,12 @@ def _fail_fast(node: Any, done: dict[int, Any]) -> Any:
 async def answer_invalid(request: Request, error: RequestValidationError | ValidationError) -> Response:
     """The 400 for a body that does not fit the endpoint. It has the words, the type and the `param` of vLLM's."""
     errors = error.errors()
-    text = sanitize_message(sentence(errors))
+    text = sanitize_message(client_sentence(errors))
     told = HttpError(400, "Bad Request", text, _param_of(errors))
     return JSONResponse(told.body(request.url.path), told.status)
 
 
-def sentence(errors: Iterable[Any]) -> str:
+def client_sentence(errors: Iterable[Any]) -> str:
     """The first `MOST_ERRORS` errors of pydantic or FastAPI, each once, without the values."""
     told = list(dict.fromkeys(map(_text_of, errors)))
     more = [f"and {len(told) - MOST_ERRORS} more"] if len(told) > MOST_ERRORS else []

@@ -20,7 +20,7 @@ _TURN = b"\n"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
+class TranslatedPrompt:
     """A prompt of the target in the speculator's tokens.
 
     ids: int32 [S]. spans, target_spans: the characters of each of the speculator's tokens [S, 2] and of the target's
@@ -64,14 +64,14 @@ class Translator:
         known = len(self._read)
         return b"".join([self._read[token] for token in np.asarray(ids).tolist() if token < known])
 
-    def read(self, ids: Int32Array, *, start: bool = True) -> Reading:
+    def read(self, ids: Int32Array, *, start: bool = True) -> TranslatedPrompt:
         """A prompt of the target's tokens [M], of any ids of its vocabulary. start: as in `TokenText.read`."""
         pieces = [self._read[token] for token in ids.tolist()]
         data = b"".join(pieces)
         text = text_of(data)
         sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
         own, spans = self.speculator.read(readable(text), start=start)
-        return Reading(own, spans, spans_of_bytes(text, sizes), len(text), last_text(data))
+        return TranslatedPrompt(own, spans, spans_of_bytes(text, sizes), len(text), last_text(data))
 
     def answer(self, before: bytes, text: bytes) -> list[int]:
         """The speculator's ids of the answer's `text` after `before`; `text` is valid UTF-8."""

@@ -31,7 +31,7 @@ from speculator_service.vllm_backend.capture.latent_attention import absorbed
 from speculator_service.vllm_backend.capture.query_capture import (
     QueryCapture,
     attention_formula,
-    query_size,
+    captured_size,
     scorable_layers,
 )
 from speculator_service.vllm_backend.capture.scored_requests import (
@@ -237,7 +237,7 @@ class SpeculatorWorker(RestoringWorker):
         step_counts: numbers of steps, in addition to that of the default options.
         """
         options = SelectionOptions()
-        shape = (len(self._layers), self._layers[0].num_heads, query_size(self._layers[0]))
+        shape = (len(self._layers), self._layers[0].num_heads, captured_size(self._layers[0]))
         query = torch.zeros(shape, dtype=self.model_config.dtype, device=self.device)
         for look_ahead in (options.look_ahead, *(steps - 1 for steps in step_counts)):
             asked = {**options.model_dump(), "look_ahead": look_ahead, "rows": [], "steps": look_ahead + 1}

@@ -49,7 +49,7 @@ class DraftedRequest:
         return ahead[answer.size :]
 
 
-class Row(NamedTuple):
+class AnswerRow(NamedTuple):
     """A row of the batch: a request, its answer so far, and the number of drafts that may follow it."""
 
     request_id: str
@@ -128,14 +128,14 @@ class DraftedRequests:
             self._drafts_at[k] += 1
             self._accepted_at[k] += k < accepted
 
-    def plan(self, batch: Iterable[Row], rows: int) -> tuple[dict[str, Proposal], dict[str, ProposalRequest]]:
+    def plan(self, batch: Iterable[AnswerRow], rows: int) -> tuple[dict[str, Proposal], dict[str, ProposalRequest]]:
         """Decide where the next drafts of a batch come from: look-ahead tokens (Proposal), the drafters, or nowhere.
 
         rows: requests of the batch, with those that get no drafts. Returns both by request id.
         """
         free: dict[str, Proposal] = {}
-        fixed: list[tuple[Row, DraftedRequest]] = []
-        adaptive: list[tuple[Row, DraftedRequest]] = []
+        fixed: list[tuple[AnswerRow, DraftedRequest]] = []
+        adaptive: list[tuple[AnswerRow, DraftedRequest]] = []
         for row in batch:
             request = self._requests.get(row.request_id)
             if request is None or (most := min(request.most, row.room)) < 1:
@@ -159,7 +159,7 @@ class DraftedRequests:
         asked = zip([*fixed, *adaptive], counts, strict=True)
         return free, {row.request_id: q for (row, request), count in asked if (q := self._ask(row, request, count))}
 
-    def _ask(self, row: Row, request: DraftedRequest, count: int) -> ProposalRequest | None:
+    def _ask(self, row: AnswerRow, request: DraftedRequest, count: int) -> ProposalRequest | None:
         before, request.chosen = request.chosen, count
         if self._ahead and before is not None:
             count = min(before, row.room)

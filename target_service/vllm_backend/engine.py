@@ -31,7 +31,7 @@ from target_service.vllm_backend.continued_answers import ANSWERED, continue_out
 from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
 from target_service.vllm_backend.outputs import generate_output, has_failed
 from target_service.vllm_backend.speculation.decode_stats import DecodeCounts
-from target_service.vllm_backend.speculation.methods import TargetSamplingParams, read_decode, speculation_options
+from target_service.vllm_backend.speculation.methods import TargetSamplingParams, checked_decode, speculation_options
 from target_service.vllm_backend.start import find_stat_logger, start_engine
 from vllm_hooks.adapters import adapters_of, load_adapters, lora_options
 from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens
@@ -89,7 +89,7 @@ class VllmTarget(TargetEngine):
         )
         # Always set, because vLLM's default for longrope models is the original maximum.
         engine_options["max_model_len"] = info.max_model_len
-        self.decode = read_decode(decode)
+        self.decode = checked_decode(decode)
         engine_options |= speculation_options(self.decode, draft_model, draft_channel, engine_options)
         self._kv_role = kv_role
         engine_options |= connector_options(kv_role, engine_options)

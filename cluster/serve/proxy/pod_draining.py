@@ -20,12 +20,12 @@ DRAINING_FILE = "SKIM_DRAINING_FILE"
 """Environment variable with the path of the file that the hook makes."""
 
 
-def drain_connections() -> list[Middleware]:
+def closing_middlewares() -> list[Middleware]:
     """What Serve's proxy runs its app in: it calls the function that `CALLBACK` names (Ray 2.60.0)."""
     return [Middleware(PodProxy, file=Path(os.environ[DRAINING_FILE]))]
 
 
-DRAINING_SWITCHES = {CALLBACK: f"{__name__}.{drain_connections.__name__}", DRAINING_FILE: "/tmp/skim-draining"}
+DRAINING_SWITCHES = {CALLBACK: f"{__name__}.{closing_middlewares.__name__}", DRAINING_FILE: "/tmp/skim-draining"}
 """Environment of a pod: `/tmp` is its own."""
 
 

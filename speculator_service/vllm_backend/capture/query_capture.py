@@ -113,7 +113,7 @@ class QueryCapture:
     """
 
     def __init__(self, layers: Sequence[ScoredLayer], rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        shape = (len(layers), rows, layers[0].num_heads, query_size(layers[0]))
+        shape = (len(layers), rows, layers[0].num_heads, captured_size(layers[0]))
         self._buffer = torch.zeros(shape, dtype=dtype, device=device)
         self.missing = torch.full_like(self._buffer[:, 0], torch.nan)
         self._slots = torch.empty(0, dtype=torch.int64, device=device)
@@ -182,7 +182,7 @@ class QueryCapture:
             taken.copy_(_dequantised(layer, query, self._rows))
 
 
-def query_size(layer: ScoredLayer) -> int:
+def captured_size(layer: ScoredLayer) -> int:
     """The size of a captured query of one head."""
     return layer.qk_head_dim if isinstance(layer, MLAAttention) else layer.head_size
 

@@ -26,7 +26,7 @@ class TargetSamplingParams(SamplingParams):
         pass
 
 
-def read_decode(fields: Mapping[str, Any] | None) -> DecodeOptions:
+def checked_decode(fields: Mapping[str, Any] | None) -> DecodeOptions:
     """The `decode` argument of a target, checked. Raises SkimError that names the wrong field."""
     try:
         return DecodeOptions.model_validate(dict(fields)) if fields is not None else DecodeOptions(method="none")

@@ -15,7 +15,7 @@ from kv_transfer.draft_channel.client import connecting
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.wire.positions import decode_positions
-from target_service.drafting.drafted_requests import DraftedRequests, Row
+from target_service.drafting.drafted_requests import AnswerRow, DraftedRequests
 from target_service.drafting.exchange import DraftExchange, ProposalRequest
 from target_service.drafting.settings import draft_settings
 from target_service.drafting.target_session import Proposal
@@ -121,7 +121,7 @@ class RemoteDrafts:
 
         batch_size: requests that sampled a token, with those that may get no drafts.
         """
-        batch = [Row(row.id, row.answer, self._room(row)) for row in rows if self.follows(row.id)]
+        batch = [AnswerRow(row.id, row.answer, self._room(row)) for row in rows if self.follows(row.id)]
         free, questions = self._requests.plan(batch, batch_size)
         return free | self._asked(questions)
 

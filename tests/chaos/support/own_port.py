@@ -4,14 +4,14 @@ import os
 import socket
 from typing import Any
 
-from cluster.serve.proxy.pod_draining import drain_connections
+from cluster.serve.proxy.pod_draining import closing_middlewares
 
 PROXY_PORT = "SKIM_TEST_PROXY_PORT"
 SERVE_PORT = 8000
 
 
 def on_own_port() -> list[Any]:
-    """In the process of a proxy: as `drain_connections`, and what binds to Serve's port gets the port of its pod."""
+    """In the process of a proxy: as `closing_middlewares`, and what binds to Serve's port gets the port of its pod."""
 
     class Elsewhere(socket.socket):
         def bind(self, address: Any) -> None:
@@ -20,4 +20,4 @@ def on_own_port() -> list[Any]:
 
     # Serve's start_asgi_http_server looks it up there.
     socket.socket = Elsewhere  # type: ignore[misc]
-    return drain_connections()
+    return closing_middlewares()

@@ -18,7 +18,7 @@ from cluster.batch import job
 from cluster.batch.command import BatchOptions
 from cluster.batch.job import run_batch
 from cluster.batch.plan import Part
-from cluster.batch.worker import PartReport, PartWorker, Work
+from cluster.batch.worker import PartReport, PartWorker, WorkerSettings
 from router.options.headers import LATER_REQUESTS
 from skim_common.errors import SkimError
 from tests.unit.cluster.batch.conftest import row, write_questions, write_rows
@@ -43,7 +43,7 @@ def asked(serve: Any, told: list[int], monkeypatch: pytest.MonkeyPatch) -> list[
         usage = {"prompt_tokens": 10, "completion_tokens": 2}
         return httpx2.Response(400 if body["seed"] % 10 == 7 else 200, json={"seed": body["seed"], "usage": usage})
 
-    def in_this_process(work: Work, parts: list[Part], node_id: str | None) -> Iterator[PartReport]:
+    def in_this_process(work: WorkerSettings, parts: list[Part], node_id: str | None) -> Iterator[PartReport]:
         for part in parts:
             sent = {"part": [msgspec.json.encode(part).decode()]}
             columns = asyncio.run(PartWorker(work, work.concurrency)(sent))

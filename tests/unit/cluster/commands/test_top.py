@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from actors.observability.metric_table import METRICS
-from cluster.commands.top import Reading, _quantiles, figures, page, read_metrics
+from cluster.commands.top import Scrape, _quantiles, figures, page, read_metrics
 from cluster.serve.preflight import free_port
 from skim_common.errors import SkimError
 
@@ -115,8 +115,8 @@ def test_one_page_for_people(skim, texts):
     assert re.search(r"^sessions +-", ran.out, re.M)
 
 
-def reading(at: float, **counts: float) -> Reading:
-    return Reading(at, {"skim_router_refused_total": [({"reason": r}, n) for r, n in counts.items()]})
+def reading(at: float, **counts: float) -> Scrape:
+    return Scrape(at, {"skim_router_refused_total": [({"reason": r}, n) for r, n in counts.items()]})
 
 
 def test_a_counter_that_began_again_counts_from_zero():
@@ -127,7 +127,7 @@ def test_a_counter_that_began_again_counts_from_zero():
 def test_quantiles_are_prometheus_ones():
     def of(**counts):
         buckets = [({"le": le.replace("_", ".").replace("inf", "+Inf")}, n) for le, n in counts.items()]
-        return Reading(0, {"x_bucket": buckets, "x_count": [({}, max(counts.values()))]})
+        return Scrape(0, {"x_bucket": buckets, "x_count": [({}, max(counts.values()))]})
 
     assert _quantiles(of(**{"1": 10, "2": 20, "inf": 20}), "x", 0.75) == {"": 1.5}
     assert _quantiles(of(**{"1": 10, "2": 20, "inf": 20}), "x", 0.25) == {"": 0.5}

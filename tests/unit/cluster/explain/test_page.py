@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.explain.page import render, visible
+from cluster.explain.page import explain_page, visible
 from router.explain.prompt_text import MessageSpan, PromptText
 from skim_common.errors import InvalidRequestError
 from tests.unit.cluster.explain.explained import counted, explained, of_text, of_tokens
@@ -28,7 +28,7 @@ def data_of(page: str):
 
 def test_the_pieces_are_the_prompt_and_their_groups_the_reasons():
     explanation, prompt = of_tokens(3000, later_turn=True, protected=[[0, 40], [2900, 3000]])
-    data = data_of(render(explanation, prompt))
+    data = data_of(explain_page(explanation, prompt))
     assert "".join(text for *_, text in data["pieces"]) == prompt.text
     assert [piece[0] for piece in data["pieces"]] == [0, *(piece[1] for piece in data["pieces"][:-1])]
     names = [group["name"] for group in data["groups"]]
@@ -44,7 +44,7 @@ def test_the_pieces_are_the_prompt_and_their_groups_the_reasons():
 
 def test_a_message_begins_and_ends_at_the_edge_of_a_piece():
     explanation, prompt = of_tokens(1000)
-    data = data_of(render(explanation, prompt))
+    data = data_of(explain_page(explanation, prompt))
     edges = {edge for piece in data["pieces"] for edge in piece[:2]}
     assert [message["role"] for message in data["messages"]] == ["user", "assistant", "user"]
     assert {edge for message in data["messages"] for edge in (message["start"], message["end"])} <= edges
@@ -52,10 +52,10 @@ def test_a_message_begins_and_ends_at_the_edge_of_a_piece():
 
 def test_a_hostile_prompt_stays_data():
     explanation, prompt = of_text(HOSTILE * 3)
-    page = render(explanation, prompt, title=HOSTILE, notes=[(HOSTILE, HOSTILE)])
+    page = explain_page(explanation, prompt, title=HOSTILE, notes=[(HOSTILE, HOSTILE)])
     assert page.isascii()
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", page)
-    quiet = render(*of_text("x" * len(HOSTILE * 3)))
+    quiet = explain_page(*of_text("x" * len(HOSTILE * 3)))
     for tag in ("<script", "</script", "<img", "<!--"):
         assert page.count(tag) == quiet.count(tag)
     data = data_of(page)
@@ -66,7 +66,7 @@ def test_a_hostile_prompt_stays_data():
 
 def test_the_control_an_unescaped_prompt_would_leave_its_place():
     explanation, prompt = of_text("</script><b>out</b>" * 3)
-    page = render(explanation, prompt)
+    page = explain_page(explanation, prompt)
     unescaped = page.replace("\\u003c", "<").replace("\\u003e", ">")
     with pytest.raises(json.JSONDecodeError):
         data_of(unescaped)
@@ -90,7 +90,7 @@ def test_what_cannot_be_seen_is_named(text, shown):
 @given(st.text(st.characters(codec=None), min_size=1, max_size=200))
 def test_any_text_comes_back(text):
     explanation, prompt = of_text(text, protect_last=1)
-    page = render(explanation, prompt)
+    page = explain_page(explanation, prompt)
     assert page.isascii()
     assert "".join(piece[4] for piece in data_of(page)["pieces"]) == visible(text)
 
@@ -99,20 +99,20 @@ def test_text_of_other_tokens_is_refused():
     explanation, _ = of_tokens(1000)
     _, other = of_tokens(999)
     with pytest.raises(InvalidRequestError, match="the prompt's text has 999 tokens, the selection has 1000"):
-        render(explanation, other)
+        explain_page(explanation, other)
 
 
 def test_a_dense_request_has_nothing_to_show():
     _, prompt = of_tokens(100)
     with pytest.raises(InvalidRequestError, match="its prompt ran dense"):
-        render({"prompt_tokens": 100, "kept_tokens": 100, "migrations": []}, prompt)
+        explain_page({"prompt_tokens": 100, "kept_tokens": 100, "migrations": []}, prompt)
 
 
 def test_a_guard_that_kept_more_is_named():
     explanation, prompt = of_tokens(200)
-    assert len(data_of(render(explanation, prompt))["facts"]) == 3
+    assert len(data_of(explain_page(explanation, prompt))["facts"]) == 3
     explanation["decision"] = {"reason": "sooner", "guard": "listing"}
-    assert data_of(render(explanation, prompt))["facts"][-1][1].endswith("of the kind listing")
+    assert data_of(explain_page(explanation, prompt))["facts"][-1][1].endswith("of the kind listing")
 
 
 def test_an_unknown_reason_and_missing_scores_are_shown():
@@ -120,7 +120,7 @@ def test_an_unknown_reason_and_missing_scores_are_shown():
     explanation, prompt = of_tokens(200)
     explanation["spans"][0]["reason"] = "from tomorrow"
     explanation["unit_scores"] = None
-    data = data_of(render(explanation, prompt))
+    data = data_of(explain_page(explanation, prompt))
     assert "from tomorrow" in [group["label"] for group in data["groups"]]
     assert data["scores"] is None
 
@@ -128,5 +128,5 @@ def test_an_unknown_reason_and_missing_scores_are_shown():
 def test_tokens_without_text_have_empty_pieces():
     """A character of several tokens belongs to the last of them."""
     prompt = PromptText("世", np.array([0, 0, 0, 1]), [MessageSpan("user", 0, 3)])
-    data = data_of(render(*explained(prompt, chunk_size=1, protect_last=1)))
+    data = data_of(explain_page(*explained(prompt, chunk_size=1, protect_last=1)))
     assert [piece[4] for piece in data["pieces"]] == ["", "", "世"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.explain.page import render, visible
+from cluster.explain.page import explain_page, visible
 from tests.unit.cluster.explain.chromium import browser
 from tests.unit.cluster.explain.explained import counted, of_text, of_tokens
 from tests.unit.cluster.explain.test_page import HOSTILE, data_of
@@ -30,7 +30,7 @@ def long_page(tmp_path_factory):
     """A page of 32k tokens and the explanation behind it."""
     explanation, prompt = of_tokens(TOKENS, later_turn=True, protected=[[0, 40], [TOKENS - 60, TOKENS]])
     return explanation, write(
-        tmp_path_factory.mktemp("page"), render(explanation, prompt, notes=[("Question", "Why?")])
+        tmp_path_factory.mktemp("page"), explain_page(explanation, prompt, notes=[("Question", "Why?")])
     )
 
 
@@ -138,7 +138,7 @@ async def test_the_page_is_used_by_keyboard(tab, long_page):
 
 async def test_a_hostile_prompt_is_only_text(tab, tmp_path):
     explanation, prompt = of_text(HOSTILE * 5)
-    await tab.open(write(tmp_path, render(explanation, prompt, title=HOSTILE, notes=[("Note", HOSTILE)])))
+    await tab.open(write(tmp_path, explain_page(explanation, prompt, title=HOSTILE, notes=[("Note", HOSTILE)])))
     assert tab.problems == []
     shown = await tab.run("[...document.querySelectorAll('#text [data-at]')].map(n => n.textContent).join('')")
     assert shown == visible(HOSTILE * 5)
@@ -147,7 +147,7 @@ async def test_a_hostile_prompt_is_only_text(tab, tmp_path):
 
 
 async def test_the_control_a_script_in_the_page_would_be_noticed(tab, tmp_path):
-    page = render(*of_text("x" * 100)).replace("</main>", "</main><script>missing()</script>")
+    page = explain_page(*of_text("x" * 100)).replace("</main>", "</main><script>missing()</script>")
     await tab.open(write(tmp_path, page))
     assert any("missing is not defined" in problem for problem in tab.problems)
 
@@ -155,7 +155,7 @@ async def test_the_control_a_script_in_the_page_would_be_noticed(tab, tmp_path):
 async def test_a_page_without_scores_is_shown(tab, tmp_path):
     explanation, prompt = of_tokens(1000)
     explanation["unit_scores"] = None
-    await tab.open(write(tmp_path, render(explanation, prompt)))
+    await tab.open(write(tmp_path, explain_page(explanation, prompt)))
     assert tab.problems == []
     assert await tab.run("document.querySelectorAll('#text mark').length") > 0
     assert await tab.run("document.getElementById('scale')") is None

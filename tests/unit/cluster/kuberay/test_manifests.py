@@ -9,7 +9,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 
 from cluster.config.load import config_from_flags, load_config
 from cluster.kuberay.service import ray_service
-from cluster.kuberay.write import HEADER, as_yaml, manifests, write_manifests
+from cluster.kuberay.write import HEADER, manifest_yaml, manifests, write_manifests
 from cluster.serve.app import SERVE_SWITCHES, serve_app
 from cluster.serve.proxy.pod_draining import DRAINING_FILE, DRAINING_SWITCHES
 from skim_common.errors import SkimError
@@ -140,7 +140,7 @@ def test_an_existing_redis():
     }
     files = manifests(config)
     assert "redis.yaml" not in files
-    assert "7777" in as_yaml(files["network-policies.yaml"])
+    assert "7777" in manifest_yaml(files["network-policies.yaml"])
     with pytest.raises(SkimError, match=r"username is for an existing Redis"):
         config_from_flags(DEMO, {"kubernetes.redis": {"username": "ray"}})
     with pytest.raises(SkimError, match=r"kubernetes\.redis\.address"):
@@ -206,7 +206,7 @@ def test_objects_point_at_each_other(example, objects):
 def test_no_secret_is_written():
     secrets = {"channel.token": TOKEN, "target.engine_options.api_key": KEY}
     things = [t for ts in manifests(config_from_flags(DEMO, secrets)).values() for t in ts]
-    text = as_yaml(things)
+    text = manifest_yaml(things)
     assert TOKEN not in text
     assert KEY not in text
     # A secret that the config uses must exist: without it, a pod would accept any client.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import transformers
 
-from cluster.plan.engine import CAPTURED_ROWS, FRAME, LOOK_AHEAD, WINDOW, Engine, Model
+from cluster.plan.engine import CAPTURED_ROWS, FRAME, LOOK_AHEAD, WINDOW, Model, PlannedEngine
 from cluster.plan.gpus import GIB, GPUS, USABLE, WORKING_GIB, Machine, gpu_named
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import ModelError, SkimError
@@ -19,7 +19,7 @@ IDEAL = Machine(linear=1e12, attention=1e12, bandwidth=1e9)
 
 def test_a_long_prompt_takes_its_operations():
     llama = model("llama-8b")
-    engine = Engine(llama, IDEAL)
+    engine = PlannedEngine(llama, IDEAL)
     linear = 2 * (llama.size.per_token * 32768 + llama.head)
     pairs = 32768 * 32769 / 2
     assert engine.read_s(Read(32768)) == pytest.approx((linear + 4 * 32 * 128 * 32 * pairs) / 1e12)
@@ -27,7 +27,7 @@ def test_a_long_prompt_takes_its_operations():
 
 def test_a_read_in_windows_is_linear_in_the_prompt():
     llama = model("llama-1b")
-    whole, windows = Engine(llama, IDEAL), Engine(llama, IDEAL, windows=True)
+    whole, windows = PlannedEngine(llama, IDEAL), PlannedEngine(llama, IDEAL, windows=True)
     each = WINDOW + FRAME
     linear = 2 * (llama.size.per_token * each + llama.head)
     pairs = each * (each + 1) / 2
@@ -38,7 +38,7 @@ def test_a_read_in_windows_is_linear_in_the_prompt():
 
 def test_without_a_head_profile_a_prompt_is_read_as_a_whole():
     llama = model("llama-1b")
-    whole, windows = Engine(llama, IDEAL), Engine(llama, IDEAL, windows=True)
+    whole, windows = PlannedEngine(llama, IDEAL), PlannedEngine(llama, IDEAL, windows=True)
     look_ahead = LOOK_AHEAD * whole.step_s(1, 2000)
     assert whole.select_s(Read(2000)) == whole.read_s(Read(2000)) + look_ahead
     assert windows.select_s(Read(32768)) < whole.select_s(Read(32768)) / 1.5
@@ -46,58 +46,60 @@ def test_without_a_head_profile_a_prompt_is_read_as_a_whole():
 
 
 def test_the_next_question_reads_its_own_tokens_in_each_window():
-    engine = Engine(model("llama-1b"), IDEAL, windows=True)
+    engine = PlannedEngine(model("llama-1b"), IDEAL, windows=True)
     assert engine.select_s(Read(20, 32768)) < 0.15 * engine.select_s(Read(32788))
 
 
 def test_a_decode_step_reads_weights_and_kv_once():
     llama = model("llama-8b")
-    step = Engine(llama, replace(IDEAL, linear=1e18, attention=1e18)).step_s(4, 1000)
+    step = PlannedEngine(llama, replace(IDEAL, linear=1e18, attention=1e18)).step_s(4, 1000)
     kv = 4 * 1000 * 2 * 2 * 32 * 8 * 128
     assert step == pytest.approx((2 * (llama.size.per_token + llama.head) + kv) / 1e9)
-    fewer = Engine(llama, replace(IDEAL, linear=1e18, attention=1e18), weight_bits=8, kv_bits=8)
+    fewer = PlannedEngine(llama, replace(IDEAL, linear=1e18, attention=1e18), weight_bits=8, kv_bits=8)
     assert fewer.step_s(4, 1000) == pytest.approx(step / 2)
 
 
 def test_a_large_batch_is_bound_by_operations():
     llama = model("llama-1b")
-    engine = Engine(llama, replace(IDEAL, bandwidth=1e18))
+    engine = PlannedEngine(llama, replace(IDEAL, bandwidth=1e18))
     assert engine.step_s(64, 0) == pytest.approx(64 * (2 * (llama.size.per_token + llama.head) + 16 * 8192) / 1e12)
 
 
 def test_ranks_divide_the_work_and_pay_for_all_reduces():
     llama = model("llama-70b")
     free = replace(IDEAL, link=float("inf"))
-    alone, shared = (Engine(llama, free, ranks).read_s(Read(8192)) for ranks in (1, 8))
+    alone, shared = (PlannedEngine(llama, free, ranks).read_s(Read(8192)) for ranks in (1, 8))
     assert shared == pytest.approx(alone / 8)
-    linked = Engine(llama, replace(free, link=1e9), 8).read_s(Read(8192))
+    linked = PlannedEngine(llama, replace(free, link=1e9), 8).read_s(Read(8192))
     assert linked - shared == pytest.approx(2 * 80 * 2 * (7 / 8) * 8192 * 8192 * 2 / 1e9)
 
 
 def test_the_host_pays_for_each_token_and_each_step():
     llama = model("llama-1b")
-    bare = Engine(llama, IDEAL).read_s(Read(20000))
-    assert Engine(llama, replace(IDEAL, token_s=1e-3)).read_s(Read(20000)) == pytest.approx(bare + 20)
-    assert Engine(llama, replace(IDEAL, step_s=1.0)).read_s(Read(20000)) == pytest.approx(bare + 3)  # chunks of 8192
+    bare = PlannedEngine(llama, IDEAL).read_s(Read(20000))
+    assert PlannedEngine(llama, replace(IDEAL, token_s=1e-3)).read_s(Read(20000)) == pytest.approx(bare + 20)
+    assert PlannedEngine(llama, replace(IDEAL, step_s=1.0)).read_s(Read(20000)) == pytest.approx(
+        bare + 3
+    )  # chunks of 8192
 
 
 def test_memory_is_divided_between_weights_work_buffers_and_kv():
     llama, gpu = model("llama-8b"), GPUS["h100"]
-    memory = Engine(llama, IDEAL, 2).memory(gpu, 4096, rows=128, drafts=4)
+    memory = PlannedEngine(llama, IDEAL, 2).memory(gpu, 4096, rows=128, drafts=4)
     assert memory.weights == pytest.approx(llama.size.parameters / GIB)
     assert memory.buffers == pytest.approx(128 * 4 * 128256 * 4 / GIB)
     assert memory.weights + memory.working + memory.buffers + memory.kv == pytest.approx(USABLE * 80e9 / GIB)
     assert memory.working == WORKING_GIB
     assert memory.sessions == int(memory.kv * GIB / (4096 * 65536))  # half of 128 KiB a token
-    assert Engine(model("llama-70b"), IDEAL).memory(gpu, 4096, rows=128) is None
-    captured = Engine(llama, IDEAL).memory(gpu, 4096, rows=16, captures=True)
+    assert PlannedEngine(model("llama-70b"), IDEAL).memory(gpu, 4096, rows=128) is None
+    captured = PlannedEngine(llama, IDEAL).memory(gpu, 4096, rows=16, captures=True)
     assert captured.buffers == pytest.approx((16 + 1024) * 32 * 32 * 128 * 2 / GIB)
     assert CAPTURED_ROWS == STEP_ROWS
 
 
 def test_more_ranks_than_kv_heads_hold_copies():
     llama = model("llama-8b")
-    assert [Engine(llama, IDEAL, ranks).kv_bytes(1) for ranks in (1, 4, 8, 16)] == [131072, 32768, 16384, 16384]
+    assert [PlannedEngine(llama, IDEAL, ranks).kv_bytes(1) for ranks in (1, 4, 8, 16)] == [131072, 32768, 16384, 16384]
 
 
 def test_a_batch_reads_the_experts_that_its_tokens_choose():

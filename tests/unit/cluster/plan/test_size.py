@@ -7,13 +7,13 @@ import pytest
 
 from cluster.plan.formulas import expected_tokens
 from cluster.plan.gpus import GPUS, Machine
-from cluster.plan.pools import MOST_BUSY, Load, draft_step_s, speculator_pool, target_pool
+from cluster.plan.pools import MOST_BUSY, PlannedLoad, draft_step_s, speculator_pool, target_pool
 from cluster.plan.report import answer, verdict
 from cluster.plan.size import RANKS, Sizer
 from skim_common.models.costs import Read
 from tests.unit.cluster.plan.shapes import model
 
-LONG = Load(qps=2, prompt=32000, answer=300, slo_ttft=2, slo_tpot=0.05)
+LONG = PlannedLoad(qps=2, prompt=32000, answer=300, slo_ttft=2, slo_tpot=0.05)
 SHORT = replace(LONG, qps=0.5, prompt=1000)
 
 

@@ -21,7 +21,7 @@ from cluster.serve.app import (
     logging_options,
     serve_app,
 )
-from cluster.serve.autoscaling import Load, replicas_for
+from cluster.serve.autoscaling import ReportedLoad, replicas_for
 from cluster.serve.placement import KEEP_ALL_GPUS
 from cluster.serve.proxy.pod_draining import CALLBACK
 from router.admission.pool_load import PoolHeadroom, PoolLoad
@@ -265,7 +265,7 @@ def test_a_pool_with_that_room_grows_to_its_largest_size(batch, seconds):
     while load.has_headroom:
         load.enter(1e3 * batch * seconds)
     for now in range(1, 4):
-        seen = Load(requests=load.requests, queued=load.requests, busy=now, seconds_per_request=seconds)
+        seen = ReportedLoad(requests=load.requests, queued=load.requests, busy=now, seconds_per_request=seconds)
         assert replicas_for(seen, now, scaling.drain_s) >= 4
 
 

@@ -6,7 +6,7 @@ from ray.serve.config import AutoscalingConfig
 from actors.work_meter import WorkMeter
 from cluster.config.pools import AutoscalingConfig as PoolScaling
 from cluster.serve.app import scaling_options
-from cluster.serve.autoscaling import Load, WorkPolicy, load_of, replicas_for
+from cluster.serve.autoscaling import ReportedLoad, WorkPolicy, replicas_for, reported_load
 from tests.unit.cluster.serve.pool_simulation import Simulation
 
 DRAIN_S = 4.0
@@ -48,18 +48,18 @@ class Jumpy(WorkPolicy):
 @pytest.mark.parametrize(
     ("load", "now", "wanted"),
     [
-        (Load(), 3, 0),  # idle
-        (Load(requests=4, queued=4), 0, 1),  # no cost has been measured yet
-        (Load(requests=10, queued=10, seconds_per_request=1.0), 1, 2),  # 10 s of work, 5 s per replica
-        (Load(requests=9, tokens=9000, seconds_per_token=0.002, seconds_per_request=2.0), 1, 4),  # 18 s of work
-        (Load(requests=1, queued=1, seconds_per_request=50.0), 1, 1),  # one request cannot be shared
-        (Load(requests=4, queued=4, seconds_per_request=50.0), 1, 2),  # a wait cannot be shorter than a request
-        (Load(requests=3, busy=3.0), 3, 4),  # no backlog, but no spare capacity
-        (Load(requests=3, busy=2.4), 3, 3),
-        (Load(requests=3, busy=2.6), 3, 3),  # less than GROW times 3
-        (Load(requests=3, busy=1.9), 4, 4),  # the load would fill 3 replicas to more than SHRINK
-        (Load(requests=3, busy=1.7), 4, 3),
-        (Load(requests=1, busy=0.01), 9, 1),  # the last replica stops only when idle
+        (ReportedLoad(), 3, 0),  # idle
+        (ReportedLoad(requests=4, queued=4), 0, 1),  # no cost has been measured yet
+        (ReportedLoad(requests=10, queued=10, seconds_per_request=1.0), 1, 2),  # 10 s of work, 5 s per replica
+        (ReportedLoad(requests=9, tokens=9000, seconds_per_token=0.002, seconds_per_request=2.0), 1, 4),  # 18 s of work
+        (ReportedLoad(requests=1, queued=1, seconds_per_request=50.0), 1, 1),  # one request cannot be shared
+        (ReportedLoad(requests=4, queued=4, seconds_per_request=50.0), 1, 2),  # a wait cannot be shorter than a request
+        (ReportedLoad(requests=3, busy=3.0), 3, 4),  # no backlog, but no spare capacity
+        (ReportedLoad(requests=3, busy=2.4), 3, 3),
+        (ReportedLoad(requests=3, busy=2.6), 3, 3),  # less than GROW times 3
+        (ReportedLoad(requests=3, busy=1.9), 4, 4),  # the load would fill 3 replicas to more than SHRINK
+        (ReportedLoad(requests=3, busy=1.7), 4, 3),
+        (ReportedLoad(requests=1, busy=0.01), 9, 1),  # the last replica stops only when idle
     ],
 )
 def test_how_many_replicas(load, now, wanted):
@@ -70,8 +70,8 @@ def test_how_many_replicas(load, now, wanted):
 @pytest.mark.parametrize("now", range(1, 12))
 def test_what_it_chooses_it_stays_with(busy, now):
     """One step leads to a size that the same load does not change."""
-    chosen = replicas_for(Load(1, busy=busy), now, 5.0)
-    assert replicas_for(Load(1, busy=busy), chosen, 5.0) == chosen
+    chosen = replicas_for(ReportedLoad(1, busy=busy), now, 5.0)
+    assert replicas_for(ReportedLoad(1, busy=busy), chosen, 5.0) == chosen
 
 
 def test_serve_makes_the_policy_of_the_config():
@@ -104,12 +104,12 @@ def test_the_load_as_serve_reports_it():
     reports = {
         name: {"old": value} | ({"new": idle[name]} if name in idle else {}) for name, value in meter.stats().items()
     }
-    load = load_of(context(reports))
-    assert load == Load(2.0, 1.0, 0.0, 1.0, 2.0, 0.002)
+    load = reported_load(context(reports))
+    assert load == ReportedLoad(2.0, 1.0, 0.0, 1.0, 2.0, 0.002)
     _, state = WorkPolicy(5.0)(context(reports))
     unknown = {name: {"new": value} for name, value in idle.items()}
-    assert load_of(context(unknown, policy_state=state)).seconds_per_request == 2.0
-    assert load_of(context(None)).seconds_per_request == 0.0
+    assert reported_load(context(unknown, policy_state=state)).seconds_per_request == 2.0
+    assert reported_load(context(None)).seconds_per_request == 0.0
 
 
 def test_a_pool_shrinks_to_the_most_that_it_needed_meanwhile():

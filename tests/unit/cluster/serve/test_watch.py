@@ -8,13 +8,13 @@ import pytest
 from actors.ray_hooks.local_ray import dead_ray_process, worker
 from cluster.serve import watch
 from cluster.serve.ray_liveness import call_with_timeout
-from cluster.serve.status import Part
+from cluster.serve.status import PartStatus
 from cluster.serve.watch import RayGoneError
 
-FINE = [Part("router", True, "router: healthy"), Part("target", True, "target: healthy")]
-DEAD = [FINE[0], Part("target", False, "target: unhealthy: a replica died", "a replica died")]
-FAILS = [FINE[0], Part("target", False, "target: unhealthy: no model", "no model")]
-GROWS = [FINE[0], Part("target", False, "target: upscaling (1 running, 1 starting)")]
+FINE = [PartStatus("router", True, "router: healthy"), PartStatus("target", True, "target: healthy")]
+DEAD = [FINE[0], PartStatus("target", False, "target: unhealthy: a replica died", "a replica died")]
+FAILS = [FINE[0], PartStatus("target", False, "target: unhealthy: no model", "no model")]
+GROWS = [FINE[0], PartStatus("target", False, "target: upscaling (1 running, 1 starting)")]
 
 
 @pytest.fixture

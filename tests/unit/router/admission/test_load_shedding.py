@@ -3,7 +3,7 @@
 import pytest
 
 from kv_transfer.options import DecodeOptions
-from router.admission.load_shedding import AUDIT, DRAFT_AHEAD, DRAFTS, KEEP, least_keep, lighter_decoding, load_of
+from router.admission.load_shedding import AUDIT, DRAFT_AHEAD, DRAFTS, KEEP, least_keep, lighter_decoding, relative_load
 from router.options.request import PREFILL, PrefillOptions
 
 
@@ -36,7 +36,7 @@ def test_what_has_no_drafts_of_ours_is_left_alone():
     ("wait", "longest", "load"), [(0, 0, 0), (0, -5, 0), (5, 10, 0.5), (50, 10, 1), (5, -1, 1), (5, float("inf"), 0)]
 )
 def test_load(wait, longest, load):
-    assert load_of(wait, longest) == load
+    assert relative_load(wait, longest) == load
 
 
 @pytest.mark.parametrize(

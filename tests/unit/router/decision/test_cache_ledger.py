@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.prefix_hash import block_hashes
-from router.decision.cache_ledger import BLOCK_TOKENS, CacheLedger, Found
+from router.decision.cache_ledger import BLOCK_TOKENS, CachedPrefix, CacheLedger
 
 DOCUMENT = 20 * BLOCK_TOKENS
 
@@ -26,23 +26,23 @@ def add(ledger, ids, hashes):
 
 
 def found(blocks, age=0):
-    return Found(blocks * BLOCK_TOKENS, blocks * BLOCK_TOKENS, age)
+    return CachedPrefix(blocks * BLOCK_TOKENS, blocks * BLOCK_TOKENS, age)
 
 
 def test_the_longest_known_beginning_is_found():
     ledger, document = CacheLedger(), text("document", 5)
     ledger.add(*prompt(document), [10, 20, 30, 40, 50])
-    assert ledger.find(*prompt(document, text("question", 2))) == Found(5 * BLOCK_TOKENS, 50, 0)
-    assert ledger.find(*prompt(document[: 3 * BLOCK_TOKENS], text("other", 4))) == Found(3 * BLOCK_TOKENS, 30, 0)
-    assert ledger.find(*prompt(text("other", 4))) == Found()
+    assert ledger.find(*prompt(document, text("question", 2))) == CachedPrefix(5 * BLOCK_TOKENS, 50, 0)
+    assert ledger.find(*prompt(document[: 3 * BLOCK_TOKENS], text("other", 4))) == CachedPrefix(3 * BLOCK_TOKENS, 30, 0)
+    assert ledger.find(*prompt(text("other", 4))) == CachedPrefix()
 
 
 def test_the_end_of_a_prompt_is_found_token_by_token():
     ledger, document, end = CacheLedger(), text("document", 5), text("end", 1)[:50]
     ledger.add(*prompt(document, end), [10, 20, 30, 40, 50])
-    assert ledger.find(*prompt(document, end, text("next", 2))) == Found(5 * BLOCK_TOKENS + 50, 100, 0)
-    assert ledger.find(*prompt(document, end[:20], text("other", 2))) == Found(5 * BLOCK_TOKENS + 20, 70, 0)
-    assert ledger.find(*prompt(document)) == Found(5 * BLOCK_TOKENS, 50, 0)
+    assert ledger.find(*prompt(document, end, text("next", 2))) == CachedPrefix(5 * BLOCK_TOKENS + 50, 100, 0)
+    assert ledger.find(*prompt(document, end[:20], text("other", 2))) == CachedPrefix(5 * BLOCK_TOKENS + 20, 70, 0)
+    assert ledger.find(*prompt(document)) == CachedPrefix(5 * BLOCK_TOKENS, 50, 0)
 
 
 def test_what_was_written_since_makes_a_prefix_old():
@@ -116,7 +116,7 @@ def test_a_prefix_counts_as_evicted_after_so_many_written_tokens():
     ledger.wrote(1)
     assert ledger.find(*document).tokens == 3 * BLOCK_TOKENS
     ledger.wrote(4 * BLOCK_TOKENS)
-    assert ledger.find(*document) == Found()
+    assert ledger.find(*document) == CachedPrefix()
     # Its use makes it young again.
     add(ledger, *document)
     assert ledger.find(*document).age == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.messages import KeptPrompt, Selection, SessionHandle
-from router.decision.cache_ledger import CacheLedger, Found
+from router.decision.cache_ledger import CachedPrefix, CacheLedger
 from router.decision.forecaster import Forecaster
 from router.decision.kinds import TRIAL, Kinds
 from router.decision.rules import Decision
@@ -100,7 +100,7 @@ def test_without_its_ledgers_the_choice_is_much_slower(monkeypatch):
         for i in range(8):
             world.run(text(f"start {i}", 4000), [], "dense")
         if blind:
-            monkeypatch.setattr(CacheLedger, "find", lambda self, ids, hashes: Found())
+            monkeypatch.setattr(CacheLedger, "find", lambda self, ids, hashes: CachedPrefix())
         world.regrets.clear()
         for turn in range(5):
             for i in range(8):
@@ -171,7 +171,7 @@ def test_what_a_record_reuses_makes_a_turn_speculative():
     assert again.read.tokens == again.kept.tokens == 13_056
     assert again.kept.kept == kept.token_ids.size + 256
     assert again.estimate.speculative < 0.2 * first.estimate.speculative
-    assert forecaster.look(turn, "another tenant", OPTIONS).kept == Found()
+    assert forecaster.look(turn, "another tenant", OPTIONS).kept == CachedPrefix()
 
 
 HEAD = 5120
@@ -227,7 +227,7 @@ def test_both_modes_find_a_head_that_was_read_in_one(first):
     assert found.estimate.speculative == pytest.approx(selector + 64 + 0.2 * (8000 - 64), rel=0.02)
     # Negative control: what was read dense is another form of a head that may be dropped.
     assert forecaster.look(with_head("second"), None, OPTIONS).kept.kept == (0 if first == "dense" else HEAD)
-    assert forecaster.look(with_head("second"), "another tenant", OPTIONS, protected()).kept == Found()
+    assert forecaster.look(with_head("second"), "another tenant", OPTIONS, protected()).kept == CachedPrefix()
 
 
 def test_a_head_that_prompts_share_makes_them_no_later_turns():

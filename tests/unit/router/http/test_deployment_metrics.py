@@ -16,7 +16,7 @@ from actors.observability import exposition
 from actors.observability.exposition import OF_CLIENTS, Exposition, exposed
 from actors.observability.metric_table import METRICS
 from router.admission.controller import Admission
-from router.http.deployment_metrics import DeploymentMetrics, merged
+from router.http.deployment_metrics import DeploymentMetrics, merged_metrics
 from router.vllm_front.metrics import FrontMetrics, stat_logger
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.actors.mock_actors import target
@@ -102,8 +102,8 @@ async def test_the_names_are_those_of_stock_vllm(config, told, router):
     unregister_vllm_metrics()
     assert len(stock) > 80
     engine = await told("target-1", Engine(config))
-    assert vllm_names(merged([engine, router.tell()])) == stock
-    missing = stock - vllm_names(merged([engine]))
+    assert vllm_names(merged_metrics([engine, router.tell()])) == stock
+    missing = stock - vllm_names(merged_metrics([engine]))
     assert missing
     assert all(name.startswith(tuple(OF_CLIENTS)) for name in missing)
 
@@ -112,7 +112,7 @@ async def test_two_replicas_count_together(config, told, router):
     one, two = Engine(config), Engine(config)
     one.answers(3, tokens=5)
     two.answers(4, tokens=2)
-    samples = read(merged([await told("a", one), await told("b", two), router.tell()]))
+    samples = read(merged_metrics([await told("a", one), await told("b", two), router.tell()]))
     assert total(samples, "vllm:request_success_total", finished_reason="stop") == 7
     assert total(samples, "vllm:generation_tokens_total") == 23
     assert {labels["engine"] for labels, _ in samples["vllm:generation_tokens_total"]} == {"a", "b"}
@@ -124,7 +124,7 @@ async def test_one_gauge_is_made_of_those_of_all(config, told, router):
     one, two = Engine(config), Engine(config)
     one.holds(3, 2, usage=0.5)
     two.holds(4, 0, usage=0.25)
-    samples = read(merged([await told("a", one), await told("b", two), router.tell()]))
+    samples = read(merged_metrics([await told("a", one), await told("b", two), router.tell()]))
     labels = {"engine": "0", "model_name": "demo"}
     assert samples["vllm:num_requests_running"] == [(labels, 7.0)]
     assert samples["vllm:num_requests_waiting"] == [(labels, 2.0)]
@@ -138,8 +138,8 @@ async def test_no_counter_falls_when_a_replica_goes(config, told, router):
     one, two = Engine(config), Engine(config)
     one.answers(3, tokens=5)
     two.answers(4, tokens=2)
-    before = read(merged([await told("a", one), await told("b", two), router.tell()]))
-    after = read(merged([await told("b", two), router.tell()]))
+    before = read(merged_metrics([await told("a", one), await told("b", two), router.tell()]))
+    after = read(merged_metrics([await told("b", two), router.tell()]))
 
     def counters(samples):
         return {
@@ -159,7 +159,7 @@ async def test_what_clients_see_is_the_routers(config, told, router):
     router.front.began(1000, 2.0)
     router.front.ended(1000, 3.0)
     other = router.tell("router-2")._replace(gauges=[])
-    samples = read(merged([await told("a", engine), router.tell(), other]))
+    samples = read(merged_metrics([await told("a", engine), router.tell(), other]))
     assert total(samples, "vllm:prompt_tokens_total") == 2000, "of both routers"
     assert total(samples, "vllm:prompt_tokens_total", engine="router-1") == 1000
     assert total(samples, "vllm:time_to_first_token_seconds_sum", engine="router-1") == 2
@@ -173,7 +173,7 @@ async def test_the_prefill_half_tells_its_queue_alone(config, told):
     half = Engine(config)
     half.answers(3, tokens=1)
     half.holds(2, 1, usage=0.9)
-    names = vllm_names(merged([await told("p", half, kv_role="prefill")]))
+    names = vllm_names(merged_metrics([await told("p", half, kv_role="prefill")]))
     queues = ("running", "waiting", "waiting_by_reason")
     assert names == {f"vllm:num_requests_{queue}" for queue in queues}
 
@@ -183,14 +183,14 @@ async def test_what_waits_in_a_router_is_waiting(config, told, router, monkeypat
     engine.holds(1, 2, usage=0.0)
     monkeypatch.setattr(Admission, "queued", 5)
     monkeypatch.setattr(Admission, "reading", 3)
-    samples = read(merged([await told("a", engine), router.tell()]))
+    samples = read(merged_metrics([await told("a", engine), router.tell()]))
     assert total(samples, "vllm:num_requests_waiting") == 7
     assert total(samples, "vllm:num_requests_waiting_by_reason", reason="capacity") == 7
     assert total(samples, "vllm:num_requests_running") == 4
 
 
 async def test_no_path_is_told(config, told, router):
-    text = merged([await told("a", Engine(config)), router.tell()])
+    text = merged_metrics([await told("a", Engine(config)), router.tell()])
     assert FOLDER not in text
     assert 'model_name="demo"' in text
 
@@ -200,7 +200,7 @@ def test_skims_gauges_are_merged_by_the_table():
         Exposition(name, {}, [(metric, "text", (), value) for metric in METRICS])
         for name, value in (("a", 1.0), ("b", 3.0))
     ]
-    samples = read(merged(told))
+    samples = read(merged_metrics(told))
     assert samples["skim_router_queued"] == [({}, 4.0)]
     assert samples["skim_router_pool_replicas"] == [({}, 3.0)]
     assert samples["skim_target_acceptance"] == [({}, 2.0)]

@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 
 from router.options.request import PrefillOptions
-from router.vllm_front.body_errors import MOST_CHARS, MOST_ERRORS, fail_fast, sentence
+from router.vllm_front.body_errors import MOST_CHARS, MOST_ERRORS, client_sentence, fail_fast
 from tests.unit.router.bodies import SCHEMAS, minimal_body
 
 FEW, MANY = 20, 500
@@ -151,8 +151,8 @@ def test_only_lists_and_objects_change():
 
 def test_the_sentence_of_many_errors_ends_with_their_number():
     errors = [{"type": "missing", "loc": ("body", f"a{n}"), "msg": "Field required"} for n in range(20)]
-    text = sentence(errors)
+    text = client_sentence(errors)
     assert text.startswith("20 validation errors: body.a0: Field required (missing); body.a1")
     assert text.endswith("; and 12 more")
-    assert sentence(errors[:1] * 3) == "1 validation error: body.a0: Field required (missing)"
-    assert len(sentence([{**errors[0], "msg": "x" * 10**6}])) < 2 * MOST_CHARS
+    assert client_sentence(errors[:1] * 3) == "1 validation error: body.a0: Field required (missing)"
+    assert len(client_sentence([{**errors[0], "msg": "x" * 10**6}])) < 2 * MOST_CHARS

@@ -13,7 +13,7 @@ from kv_transfer.wire.codec import decode, encode
 from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import SessionLimits
-from target_service.drafting.drafted_requests import DraftedRequests, Row
+from target_service.drafting.drafted_requests import AnswerRow, DraftedRequests
 from target_service.drafting.exchange import DraftExchange
 from target_service.drafting.settings import DraftSettings
 from tests.unit.speculator_service.drafting.draft_toys import PROMPT, ToyEngine, ids, session_state, settle
@@ -71,7 +71,7 @@ class Target:
             self._requests.begin(name, settings, lambda: PROMPT, 0.0, 0)
 
     async def step(self):
-        batch = [Row(name, answer, K) for name, answer in self._answers.items()]
+        batch = [AnswerRow(name, answer, K) for name, answer in self._answers.items()]
         _, asked = self._requests.plan(batch, len(batch))
         proposals = await asyncio.to_thread(self._exchange.ask, asked.values())
         for name, answer in self._answers.items():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
-from target_service.drafting.drafted_requests import DraftedRequest, DraftedRequests, Row
+from target_service.drafting.drafted_requests import AnswerRow, DraftedRequest, DraftedRequests
 from target_service.drafting.settings import (
     DRAFTING,
     DraftSettings,
@@ -60,7 +60,7 @@ def test_no_drafts_for_method_none() -> None:
 
 def planned(requests: DraftedRequests, name: str, answer: Int32Array, room: int) -> tuple[list[int], int]:
     """The look-ahead tokens that become drafts, and the number of drafts that the drafter is asked for."""
-    free, asked = requests.plan([Row(name, answer, room)], 1)
+    free, asked = requests.plan([AnswerRow(name, answer, room)], 1)
     return free[name].tokens.tolist() if name in free else [], asked[name].drafts if name in asked else 0
 
 
@@ -69,7 +69,7 @@ def test_look_ahead_first_then_the_session() -> None:
     request = begun(requests, look_ahead=ids(5, 6, 7, 8, 9, 10))
     assert planned(requests, "r", ids(5), 99) == ([6, 7, 8, 9], 0)
     assert planned(requests, "r", ids(5, 6, 7, 8, 9), 99) == ([10], 0)
-    _, asked = requests.plan([Row("r", ids(5, 6, 7, 8, 9, 10), 99)], 1)
+    _, asked = requests.plan([AnswerRow("r", ids(5, 6, 7, 8, 9, 10), 99)], 1)
     assert (asked["r"].session, asked["r"].drafts) == (request.session, 4)
     assert requests.stats()["look_ahead"] == 5
 
@@ -121,7 +121,7 @@ def test_adaptive_requests_of_a_batch_are_planned_together() -> None:
         requests.get("good").acceptance.observe(4, 4)
         requests.get("bad").acceptance.observe(4, 0)
     requests.counts.costs = StepCosts(Line(1.0, 0.4, 50, 50), Line(0.01, 0.0, 50, 50))
-    _, asked = requests.plan([Row(name, ids(5, 6), 9) for name in ("bad", "fixed", "good", "unknown")], 4)
+    _, asked = requests.plan([AnswerRow(name, ids(5, 6), 9) for name in ("bad", "fixed", "good", "unknown")], 4)
     assert {name: question.drafts for name, question in asked.items()} == {"fixed": 4, "good": 4}
     assert requests.stats()["chosen"] == {0: 1, 1: 0, 2: 0, 3: 0, 4: 2}
 
@@ -178,7 +178,7 @@ def test_with_async_scheduling_a_count_is_used_a_step_later(monkeypatch: pytest.
     assert request.wanted() == 4
     asked = []
     for size in range(2, 7):
-        _, questions = requests.plan([Row("r", ids(*range(size)), 99)], 1)
+        _, questions = requests.plan([AnswerRow("r", ids(*range(size)), 99)], 1)
         asked.append((questions["r"].drafts if questions else 0, request.wanted()))
     assert asked == [(2, 2), (2, 3), (3, 0), (0, 1), (1, 1)]
     assert requests.plan([], 0) == ({}, {})
