@@ -153,9 +153,9 @@ class RouterDeployment:
             )
         log = self._dispatcher.selections
         tokens = await asyncio.to_thread(read_token_text, folder) if log.holds_text else None
-        self._view = ExplainView(log, tokens, partial(self._ask_other_routers, "held_selection"))
-        self._view.add_route(app)
-        self._reports.add_route(app, partial(self._ask_other_routers, "held_report"))
+        self._view = ExplainView(log, tokens)
+        self._view.add_route(app, partial(self._ask_other_routers, "selection"))
+        self._reports.add_route(app, partial(self._ask_other_routers, "report"))
         self._tell_metrics = app.state.metrics.exposition
         DeploymentMetrics(self._metrics_of_all).add_route(app)
         return app
@@ -172,21 +172,16 @@ class RouterDeployment:
         replies = [reply for group in told if isinstance(group, list) for reply in group] + [await self.metrics()]
         return [reply for reply in replies if isinstance(reply, Exposition)]
 
-    async def held_selection(self, request_id: str, key: str = "") -> str | None:
-        """This router's entry of the explain view, as JSON text; other routers ask for it."""
+    async def held(self, what: str, request_id: str, key: str = "") -> str | None:
+        """The `selection` or the `report` of a request that this router holds, as JSON text; other routers ask."""
+        if what == "report":
+            return self._reports.held(request_id, key)
         return None if self._view is None else await self._view.held(request_id, key)
 
-    async def held_report(self, request_id: str, key: str = "") -> str | None:
-        """What this router told of the request, as JSON text; other routers ask for it."""
-        return self._reports.held(request_id, key)
-
-    async def _ask_other_routers(self, method: str, request_id: str, key: str) -> str | None:
-        """As `selection_log.AskOthers`, by this method of the other routers.
-
-        A router that dies or does not answer in time has no entry.
-        """
+    async def _ask_other_routers(self, what: str, request_id: str, key: str) -> str | None:
+        """As `held.Held`, of the other routers. A router that dies or does not answer in time has no entry."""
         try:
-            replies = await self._broadcast(method, request_id, key)
+            replies = await self._broadcast("held", what, request_id, key)
         except (RayError, RayServeException, TimeoutError) as error:
             logger.warning("the other routers did not answer: %s", type(error).__name__)
             return None

@@ -9,12 +9,9 @@ from contextlib import suppress
 from operator import itemgetter
 
 from cachetools import FIFOCache
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import FastAPI
 
-from router.admission.rate_limits import caller_of
-from router.explain.selection_log import AskOthers, engine_names
-from router.options.errors import HttpError
+from router.explain.held import PATH, Held, add_route, engine_names
 
 MAX_REPORTS = 4096
 MAX_BYTES = 16 * 2**20
@@ -45,23 +42,9 @@ class RequestReports:
                 return f'{{"id": {json.dumps(request_id)}, "headers": {self._reports[key, name][0]}}}'
         return None
 
-    def add_route(self, app: FastAPI, ask_others: AskOthers | None = None) -> None:
-        """Add the route to the router's app. A request of another API key is not found.
+    def add_route(self, app: FastAPI, others: Held | None = None) -> None:
+        async def held(request_id: str, key: str) -> str | None:
+            return self.held(request_id, key)
 
-        ask_others: asks the other routers' `held`.
-        """
-
-        @app.get("/v1/requests/{request_id}")
-        async def report(request_id: str, request: Request) -> Response:
-            caller = caller_of(request.scope)
-            key = caller.key.name if caller else ""
-            found = self.held(request_id, key)
-            if found is None and ask_others is not None:
-                found = await ask_others(request_id, key)
-            if found is not None:
-                return Response(found, media_type="application/json")
-            message = (
-                f"no values are held for {request_id}: it has no first token yet, is too old, has too many prompts, or"
-                " its router is gone"
-            )
-            return JSONResponse(HttpError(404, "NotFoundError", message, "request_id").body(), 404)
+        why = "it has no first token yet, is too old, has too many prompts, or its router is gone"
+        add_route(app, PATH, held, others, f"no values are held for {{}}: {why}")

@@ -1,4 +1,4 @@
-"""The explain view of this router: it holds the latest selections, and finds those that other routers hold.
+"""The explain view of this router: it holds the latest selections.
 
 It holds numbers. It holds a prompt's text only if the deployment allows it and the request asks for it.
 """
@@ -6,18 +6,17 @@ It holds numbers. It holds a prompt's text only if the deployment allows it and 
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import FastAPI
 
 from kv_transfer.arrays import Int32Array
-from router.admission.rate_limits import caller_of
 from router.explain.explained import Explained
+from router.explain.held import PATH, Held, add_route, engine_names
 from router.explain.prompt_text import MessageSpan, PromptText
-from router.options.errors import HttpError, InvalidOptionError
+from router.options.errors import InvalidOptionError
 from router.options.request import PREFILL, PrefillOptions
 from router.pools.migration import Migration
 from speculator_service.translation.token_text import TokenText
@@ -26,17 +25,6 @@ MAX_ENTRIES = 1024
 MAX_BYTES = 64 * 2**20
 TEXT_BYTES_PER_TOKEN = 16
 """About what a held prompt takes per token: its id and the messages that it was rendered from."""
-
-AskOthers = Callable[[str, str], Awaitable[str | None]]
-"""Asks the other routers for the entry of a request and its API key's name, as JSON text; None if no router has one."""
-
-
-def engine_names(request_id: str) -> tuple[str, ...]:
-    """The possible engines' ids of the first prompt. vLLM appends a prompt's number: `-0` (completions) or `_0`.
-
-    request_id: the id in the response's body.
-    """
-    return request_id, f"{request_id}-0", f"{request_id}_0"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,8 +106,8 @@ class SelectionLog:
 class ExplainView:
     """Answers `GET /v1/requests/{id}/selection` on one router. tokens: the target's; needed if `log.holds_text`."""
 
-    def __init__(self, log: SelectionLog, tokens: TokenText | None = None, ask_others: AskOthers | None = None) -> None:
-        self._log, self._tokens, self._ask_others = log, tokens, ask_others
+    def __init__(self, log: SelectionLog, tokens: TokenText | None = None) -> None:
+        self._log, self._tokens = log, tokens
 
     async def held(self, request_id: str, key: str = "") -> str | None:
         """This router's entry as JSON text; None without one."""
@@ -129,21 +117,6 @@ class ExplainView:
         # A long prompt takes milliseconds, in which the router would stream no answer.
         return await asyncio.to_thread(lambda: json.dumps(entry.as_json(self._tokens)))
 
-    async def find(self, request_id: str, key: str = "") -> str | None:
-        """The entry of this router or of another one."""
-        found = await self.held(request_id, key)
-        if found is None and self._ask_others is not None:
-            return await self._ask_others(request_id, key)
-        return found
-
-    def add_route(self, app: FastAPI) -> None:
-        """Add the route to the router's app. A request of another API key is not found."""
-
-        @app.get("/v1/requests/{request_id}/selection")
-        async def selection(request_id: str, request: Request) -> Response:
-            caller = caller_of(request.scope)
-            found = await self.find(request_id, caller.key.name if caller else "")
-            if found is not None:
-                return Response(found, media_type="application/json")
-            message = f"no selection is held for {request_id}: it ran dense, is too old, or its router is gone"
-            return JSONResponse(HttpError(404, "NotFoundError", message, "request_id").body(), 404)
+    def add_route(self, app: FastAPI, others: Held | None = None) -> None:
+        missing = "no selection is held for {}: it ran dense, is too old, or its router is gone"
+        add_route(app, f"{PATH}/selection", self.held, others, missing)

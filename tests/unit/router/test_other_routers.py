@@ -1,6 +1,7 @@
 """How a router asks the other routers of its deployment: for an entry of the explain view, and whether they serve."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,8 @@ from ray.serve.exceptions import DeploymentUnavailableError
 
 from router import deployment
 from router.deployment import RouterDeployment
+from router.explain.request_reports import RequestReports
+from router.explain.selection_log import Entry, ExplainView, SelectionLog
 from router.http.startup import StartingApp
 from router.options.settings import RouterConfig
 from router.pools.availability import Replicas
@@ -33,20 +36,20 @@ def ask(monkeypatch):
     calls = []
     monkeypatch.setattr(deployment, "OTHERS_TIMEOUT_S", 0.05)
 
-    async def ask(replies, method="held_selection"):
-        def broadcast(method, request_id, key):
+    async def ask(replies, what="selection"):
+        def broadcast(method, what, request_id, key):
             async def results():
                 if isinstance(replies, Exception):
                     raise replies
                 return list(map(Reply, replies))
 
-            calls.append((method, request_id, key))
+            calls.append((method, what, request_id, key))
             return SimpleNamespace(_fetch_replica_results_async=results)
 
         handles = {("router", "skim"): SimpleNamespace(broadcast=broadcast)}
         monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(deployment="router", app_name="skim"))
         monkeypatch.setattr(serve, "get_deployment_handle", lambda name, app: handles[name, app])
-        return await RouterDeployment._ask_other_routers(object.__new__(RouterDeployment), method, "r1", "team")
+        return await RouterDeployment._ask_other_routers(object.__new__(RouterDeployment), what, "r1", "team")
 
     ask.calls = calls
     return ask
@@ -54,10 +57,19 @@ def ask(monkeypatch):
 
 async def test_the_entry_of_any_router_is_found(ask):
     assert await ask([FOREVER, None, ActorDiedError(), '{"kept_tokens": 1}']) == '{"kept_tokens": 1}'
-    assert await ask(['{"headers": {}}', None], "held_report") == '{"headers": {}}'
-    assert ask.calls == [("held_selection", "r1", "team"), ("held_report", "r1", "team")]
-    assert callable(RouterDeployment.held_selection)
-    assert callable(RouterDeployment.held_report)
+    assert await ask(['{"headers": {}}', None], "report") == '{"headers": {}}'
+    assert ask.calls == [("held", "selection", "r1", "team"), ("held", "report", "r1", "team")]
+
+
+async def test_a_router_gives_what_it_holds():
+    router = object.__new__(RouterDeployment)
+    router._reports, router._view = RequestReports(), ExplainView(SelectionLog())
+    router._reports.add("r1", {"a": "b"}, "team")
+    router._view._log.add("r2", Entry(7), "team")
+    assert json.loads(await router.held("report", "r1", "team"))["headers"] == {"a": "b"}
+    assert json.loads(await router.held("selection", "r2", "team"))["prompt_tokens"] == 7
+    assert await router.held("report", "r2", "team") is await router.held("selection", "r1", "team") is None
+    assert await router.held("report", "r1") is None
 
 
 @pytest.mark.parametrize(
@@ -70,7 +82,7 @@ async def test_routers_that_are_gone_have_none(ask, replies):
 async def test_a_router_that_starts_holds_nothing():
     starting = object.__new__(RouterDeployment)
     starting._view = None
-    assert await starting.held_selection("r1") is None
+    assert await starting.held("selection", "r1") is None
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What the explain view holds, for how long, and where it looks for what it does not hold."""
 
-import json
 from dataclasses import replace
 
 import httpx
@@ -105,7 +104,7 @@ async def other_routers():
         return await ExplainView(others).held(request_id, key)
 
     app = FastAPI()
-    ExplainView(log, ask_others=ask).add_route(app)
+    ExplainView(log).add_route(app, ask)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://router") as client:
         yield client, asked
 
@@ -136,7 +135,9 @@ def test_two_keys_may_choose_the_same_id():
 
 
 async def test_without_other_routers_only_its_own_log_is_asked():
-    log = SelectionLog()
-    assert await ExplainView(log).find("x") is None
-    log.add("x", entry(7))
-    assert json.loads(await ExplainView(log).find("x"))["kept_tokens"] == 7
+    log, app = SelectionLog(), FastAPI()
+    ExplainView(log).add_route(app)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://router") as client:
+        assert (await client.get("/v1/requests/x/selection")).status_code == 404
+        log.add("x", entry(7))
+        assert (await client.get("/v1/requests/x/selection")).json()["kept_tokens"] == 7
