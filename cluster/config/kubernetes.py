@@ -173,19 +173,6 @@ class UpgradeConfig(BaseModel):
         return self
 
 
-class QueueConfig(BaseModel):
-    """A batch scheduler starts the pods of the cluster together or not at all, by the quota of a queue."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str = Field(
-        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
-        max_length=63,
-        description="of Kueue: a LocalQueue of the namespace",
-    )
-    scheduler: Literal["kueue", "volcano", "yunikorn"] = "kueue"
-
-
 class KubernetesConfig(BaseModel):
     """Settings of `skim manifests`."""
 
@@ -222,7 +209,10 @@ class KubernetesConfig(BaseModel):
     upgrade: UpgradeConfig | None = Field(
         None, description="null: a change of the cluster starts a whole second cluster, then switches to it"
     )
-    queue: QueueConfig | None = Field(None, description="null: Kubernetes' own scheduler, pod by pod")
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="further labels of the RayService and the RayJob, such as a scheduler's queue"
+    )
+    annotations: dict[str, str] = Field(default_factory=dict, description="further annotations of both")
     batch: BatchConfig | None = Field(None, description="a batch job on these pools; null: none")
     head: PodConfig = Field(default_factory=lambda: PodConfig(cpu="2", memory="8Gi"))
     router: PodConfig = Field(default_factory=lambda: PodConfig())
@@ -231,12 +221,7 @@ class KubernetesConfig(BaseModel):
     prefill: PodConfig = Field(default_factory=lambda: PodConfig(memory="64Gi", shared_memory="16Gi"))
 
     @model_validator(mode="after")
-    def _one_cluster_in_kueue(self) -> Self:
-        if self.upgrade and self.queue and self.queue.scheduler == "kueue":
-            raise ValueError(
-                "upgrade and queue.scheduler kueue: Kueue counts one Ray cluster of a RayService, and an upgrade by"
-                " steps runs two: leave upgrade out, or use volcano or yunikorn"
-            )
+    def _batch_finds_the_gateway(self) -> Self:
         if self.upgrade and self.batch and not self.batch.endpoint:
             raise ValueError(
                 "batch.endpoint: is not set, but with upgrade the only stable address is that of the Gateway: set it"

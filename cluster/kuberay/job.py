@@ -4,9 +4,8 @@ import shlex
 
 from cluster.config.kubernetes import BatchConfig
 from cluster.config.schema import DeploymentConfig
-from cluster.kuberay.pods import Object, metadata, ray_pod
-from cluster.kuberay.rollout import with_queue
-from cluster.kuberay.service import API_VERSION, ray_cluster, worker_group
+from cluster.kuberay.pods import Object, ray_pod
+from cluster.kuberay.service import API_VERSION, ray_cluster, ray_metadata, worker_group
 
 
 def batch_job(config: DeploymentConfig, batch: BatchConfig) -> Object:
@@ -17,7 +16,7 @@ def batch_job(config: DeploymentConfig, batch: BatchConfig) -> Object:
     return {
         "apiVersion": API_VERSION,
         "kind": "RayJob",
-        "metadata": with_queue(metadata(settings, "batch", "batch"), config),
+        "metadata": ray_metadata(settings, "batch"),
         "spec": {
             "entrypoint": shlex.join(_command(config, batch)),
             "submissionMode": "SidecarMode",

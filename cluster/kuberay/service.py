@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from cluster.config.kubernetes import PodConfig
+from cluster.config.kubernetes import KubernetesConfig, PodConfig, UpgradeConfig
 from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.paths import PodPaths
@@ -25,7 +25,6 @@ from cluster.kuberay.pods import (
     resources,
     variables,
 )
-from cluster.kuberay.rollout import autoscales, upgrade_strategy, with_queue
 from cluster.kuberay.storage import REDIS_PORT, redis_password
 from cluster.serve.app import APP_NAME, sizes_of
 from cluster.serve.placement import ACCELERATOR, RESOURCES
@@ -46,15 +45,11 @@ def ray_service(config: DeploymentConfig) -> Object:
     return {
         "apiVersion": API_VERSION,
         "kind": "RayService",
-        "metadata": with_queue(
-            {
-                **metadata(config.kubernetes),
-                "annotations": {"ray.io/initializing-timeout": f"{config.kubernetes.max_start_minutes}m"},
-            },
-            config,
+        "metadata": ray_metadata(
+            config.kubernetes, **{"ray.io/initializing-timeout": f"{config.kubernetes.max_start_minutes}m"}
         ),
         "spec": {
-            "upgradeStrategy": upgrade_strategy(config.kubernetes.upgrade),
+            "upgradeStrategy": _upgrade_strategy(config.kubernetes.upgrade),
             "rayClusterDeletionDelaySeconds": 60 + config.kubernetes.drain_seconds,
             "excludeHeadPodFromServeSvc": True,
             "serveConfigV2": yaml.safe_dump(serve_config(config), sort_keys=False, allow_unicode=True),
@@ -82,10 +77,30 @@ def ray_cluster(config: DeploymentConfig, component: str, claims: Mapping[str, s
     }
 
 
+def ray_metadata(settings: KubernetesConfig, suffix: str = "", **annotations: str) -> Object:
+    """Of a RayService or a RayJob: with the labels and annotations of the deployment file."""
+    found = metadata(settings, suffix, suffix or None)
+    found["labels"] |= settings.labels
+    annotations |= settings.annotations
+    return found | ({"annotations": annotations} if annotations else {})
+
+
+def _upgrade_strategy(upgrade: UpgradeConfig | None) -> Object:
+    """None: the operator switches when all of the second cluster is ready (KubeRay 1.7, rayservice_controller.go)."""
+    if upgrade is None:
+        return {"type": "NewCluster"}
+    return {
+        "type": "NewClusterWithIncrementalUpgrade",
+        "clusterUpgradeOptions": {
+            "gatewayClassName": upgrade.gateway_class,
+            "maxSurgePercent": upgrade.max_surge_percent,
+            "stepSizePercent": upgrade.step_size_percent,
+            "intervalSeconds": upgrade.interval_seconds,
+        },
+    }
+
+
 def _autoscaler(config: DeploymentConfig) -> Object:
-    """Empty if Kueue is not to see it: without it, the operator keeps the fixed sizes by itself."""
-    if not autoscales(config):
-        return {}
     idle_timeout_s = UPGRADE_IDLE_TIMEOUT_S if config.kubernetes.upgrade else IDLE_TIMEOUT_S
     return {
         "enableInTreeAutoscaling": True,

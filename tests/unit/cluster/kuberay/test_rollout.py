@@ -1,4 +1,4 @@
-"""Updates by steps, and queues of batch schedulers."""
+"""Updates by steps, and labels that batch schedulers read."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,21 @@ from tests.unit.cluster.kuberay.test_schemas import set_in
 
 GATEWAY = "http://skim-gateway-istio:80"
 UPGRADE = {"gateway_class": "istio"}
-KUEUE = {"name": "gpus"}
+QUEUES = {
+    "kueue": {
+        "labels": {"kueue.x-k8s.io/queue-name": "gpus"},
+        "annotations": {"kueue.x-k8s.io/elastic-job": "true"},
+    },
+    "volcano": {"labels": {"volcano.sh/queue-name": "gpus"}},
+    "yunikorn": {
+        "labels": {
+            "yunikorn.apache.org/queue": "root.gpus",
+            "yunikorn.apache.org/app-id": "skim",
+            "ray.io/gang-scheduling-enabled": "true",
+        }
+    },
+}
+"""As docs/kubernetes.md has them."""
 
 
 def settings_of(name="multi-node", **kubernetes):
@@ -49,9 +63,9 @@ def ray_objects(found):
     "kubernetes",
     [
         {"upgrade": UPGRADE},
-        {"queue": KUEUE},
-        {"upgrade": UPGRADE, "queue": {"name": "gpus", "scheduler": "volcano"}},
-        {"queue": {"name": "root.gpus", "scheduler": "yunikorn"}},
+        QUEUES["kueue"],
+        {"upgrade": UPGRADE, **QUEUES["volcano"]},
+        QUEUES["yunikorn"],
     ],
     ids=["upgrade", "kueue", "volcano", "yunikorn"],
 )
@@ -126,9 +140,8 @@ def test_the_batch_job_of_an_upgrade_by_steps_asks_the_gateway():
         ({"upgrade": {**UPGRADE, "max_surge_percent": 0}}, "max_surge_percent"),
         ({"upgrade": {**UPGRADE, "interval_seconds": 0}}, "interval_seconds"),
         ({"upgrade": {}}, "gateway_class"),
-        ({"upgrade": UPGRADE, "queue": KUEUE}, "Kueue counts one Ray cluster of a RayService"),
-        ({"queue": {"name": "gpus", "scheduler": "slurm"}}, "scheduler"),
-        ({"queue": {"name": "a b"}}, "queue.name"),
+        ({"queue": {"name": "gpus"}}, "queue"),
+        ({"labels": ["gpus"]}, "labels"),
     ],
 )
 def test_what_cannot_work_is_refused(kubernetes, message):
@@ -143,31 +156,17 @@ def test_a_batch_job_needs_the_gateways_address():
         config_from_settings(settings)
 
 
-QUEUES = {
-    "kueue": {"kueue.x-k8s.io/queue-name": "gpus"},
-    "volcano": {"volcano.sh/queue-name": "gpus"},
-    "yunikorn": {"yunikorn.apache.org/queue": "gpus", "ray.io/gang-scheduling-enabled": "true"},
-}
-
-
 @pytest.mark.parametrize("scheduler", QUEUES)
-def test_the_queue_is_named_where_the_scheduler_looks(scheduler):
-    found = ray_objects(config(queue={"name": "gpus", "scheduler": scheduler}))
-    plain = ray_objects(config())
+def test_labels_and_annotations_are_where_the_scheduler_looks(scheduler):
+    found, plain = ray_objects(config(**QUEUES[scheduler])), ray_objects(config())
     for thing, without in ((found.service, plain.service), (found.job, plain.job)):
-        added = {**QUEUES[scheduler]}
-        if scheduler == "yunikorn":
-            added["yunikorn.apache.org/app-id"] = thing["metadata"]["name"]
-        assert thing["metadata"]["labels"] == without["metadata"]["labels"] | added
+        for kind in ("labels", "annotations"):
+            before = without["metadata"].get(kind, {})
+            assert thing["metadata"].get(kind, {}) == before | QUEUES[scheduler].get(kind, {})
 
 
-def test_kueue_gets_an_autoscaler_only_as_an_elastic_job():
-    """Its webhook refuses `enableInTreeAutoscaling` of any other job."""
-    elastic, still = ray_objects(config(queue=KUEUE)), ray_objects(fixed(queue=KUEUE))
-    assert elastic.service["metadata"]["annotations"]["kueue.x-k8s.io/elastic-job"] == "true"
-    assert elastic.service["spec"]["rayClusterConfig"]["enableInTreeAutoscaling"]
-    assert "kueue.x-k8s.io/elastic-job" not in still.service["metadata"]["annotations"]
-    assert not {"enableInTreeAutoscaling", "autoscalerOptions"} & still.service["spec"]["rayClusterConfig"].keys()
-    for found in (elastic, still):
-        assert "enableInTreeAutoscaling" not in found.job["spec"]["rayClusterSpec"]
-        assert "annotations" not in found.job["metadata"]
+def test_pods_keep_their_own_labels():
+    """Network policies and monitors select pods by them."""
+    found, plain = ray_objects(config(**QUEUES["kueue"])), ray_objects(config())
+    assert found.service["spec"] == plain.service["spec"]
+    assert found.job["spec"] == plain.job["spec"]
