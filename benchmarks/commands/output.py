@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -21,6 +22,15 @@ JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="W
 PlotFile = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the result into this PNG file.")
 ]
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where a result goes: a group of options (`cluster.commands.grouped`)."""
+
+    json_file: JsonFile = None
+    plot_file: PlotFile = None
+
 
 Report = Callable[[str, float], None]
 """Same as `benchmarks.report.progress.Progress`; defined here so that --help does not import the benchmarks."""

@@ -1,11 +1,16 @@
-"""Options of the commands that start a target and a speculator: their types, texts and limits."""
+"""Options of the commands that start a target and a speculator: their types, texts and limits.
 
+The classes are groups of options (`cluster.commands.grouped`).
+"""
+
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from skim_common.errors import SkimError
+from skim_common.models.source import located
 
 Target = Annotated[Path, typer.Option(metavar="MODEL", help="Target: a folder, or owner/name@revision.")]
 Speculator = Annotated[Path, typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name@revision.")]
@@ -41,3 +46,35 @@ def both_or_neither(target: Path | None, speculator: Path | None) -> None:
     """Raise SkimError if only one of the two models is given."""
     if (target is None) != (speculator is None):
         raise SkimError("give both --target and --speculator, or neither to use models of random weights")
+
+
+@dataclass(frozen=True)
+class DemoPair:
+    """The models of a benchmark, by default those of the demo."""
+
+    target: Target = Path("demo_models/target")
+    speculator: Speculator = Path("demo_models/speculator")
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """Fields of a benchmark's settings."""
+        return {name: located(str(model), Path.cwd()) for name, model in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class PairOrRandom:
+    """The models of a benchmark, by default two of random weights."""
+
+    target: TargetOrRandom = None
+    speculator: SpeculatorOrRandom = None
+
+    def names(self, layers: int | None = None) -> dict[str, Any]:
+        """Fields of a benchmark's settings, `shapes` among them. layers: of a target of random weights."""
+        from benchmarks.harness.models import TARGET, bench_pair
+
+        both_or_neither(self.target, self.speculator)
+        if self.target is not None:
+            return {name: located(str(model), Path.cwd()) for name, model in vars(self).items()}
+        pair = bench_pair(TARGET if layers is None else replace(TARGET, layers=layers))
+        shapes = f" (random weights, {pair.target_shape} and {pair.speculator_shape})"
+        return {"target": str(pair.target), "speculator": str(pair.speculator), "shapes": shapes}

@@ -1,21 +1,21 @@
 """`skim bench ttft`, `turns`, `overhead` and `forecast`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from benchmarks.commands.lists import numbers, values
-from benchmarks.commands.output import JsonFile, PlotFile, measure
+from benchmarks.commands.output import Files, JsonFile, PlotFile, measure
 from benchmarks.commands.pair_options import (
     AnswerTokens,
     Dtype,
+    PairOrRandom,
     Speculator,
-    SpeculatorOrRandom,
     Target,
-    TargetOrRandom,
-    both_or_neither,
 )
+from cluster.commands.grouped import grouped
 from cluster.commands.keep_rate import keep_rate_value
 from skim_common.errors import SkimError
 from skim_common.models.source import located
@@ -52,62 +52,46 @@ def ttft(
     measure(ttft_results, lambda report: benchmark.run(settings, report), json_file, plot_file)
 
 
-def turns(
-    target: TargetOrRandom = None,
-    speculator: SpeculatorOrRandom = None,
+@dataclass(frozen=True)
+class TurnsOptions:
+    """A group of options (`cluster.commands.grouped`)."""
+
     document_tokens: Annotated[
         int, typer.Option(min=1200, help="Length of the first prompt, in tokens of the demo pair.")
-    ] = 8192,
-    conversation_turns: Annotated[
-        int, typer.Option("--turns", min=1, max=20, help="Number of turns of a conversation.")
-    ] = 8,
-    rounds: Annotated[int, typer.Option(min=1, help="Number of conversations, after one warm-up.")] = 3,
+    ] = 8192
+    turns: Annotated[int, typer.Option("--turns", min=1, max=20, help="Number of turns of a conversation.")] = 8
+    rounds: Annotated[int, typer.Option(min=1, help="Number of conversations, after one warm-up.")] = 3
     keep_rate: Annotated[
         str, typer.Option(metavar="RATE|auto", help="Share of the prompt that the speculator keeps.")
-    ] = "0.1",
-    answer_tokens: AnswerTokens = 8,
+    ] = "0.1"
+    answer_tokens: AnswerTokens = 8
     modes: Annotated[
         str | None, typer.Option(metavar="MODE[,MODE...]", help="Measure only these modes; dense is always measured.")
-    ] = None,
+    ] = None
     style: Annotated[
         Literal["plain", "instruct"],
         typer.Option(help="plain: the form of the demo pair. instruct: with an introduction, for other models."),
-    ] = "plain",
+    ] = "plain"
     apart: Annotated[
         bool, typer.Option(help="Keep one system at a time in memory, for models that do not fit beside each other.")
-    ] = False,
-    dtype: Dtype = "float32",
-    seed: Annotated[int, typer.Option(help="Seed of the documents and questions.")] = 0,
-    json_file: JsonFile = None,
-    plot_file: PlotFile = None,
-) -> None:
+    ] = False
+    dtype: Dtype = "float32"
+    seed: Annotated[int, typer.Option(help="Seed of the documents and questions.")] = 0
+
+
+@grouped
+def turns(pair: PairOrRandom, options: TurnsOptions, files: Files) -> None:
     """Time to first token of every turn of a conversation: Skim and a stock vLLM server with its prefix cache."""
-    from benchmarks.harness.models import bench_pair
     from benchmarks.latency import turns as benchmark
     from router.options.request import PREFILL, PrefillOptions
 
-    both_or_neither(target, speculator)
-    pair = bench_pair() if target is None else None
-    chosen = tuple(benchmark.MODES) if modes is None else values(modes, str, "--modes")
+    chosen = tuple(benchmark.MODES) if options.modes is None else values(options.modes, str, "--modes")
     if wrong := [mode for mode in chosen if mode not in benchmark.MODES]:
         raise SkimError(f"--modes: {wrong[0]!r} is not a mode; choose from {', '.join(benchmark.MODES)}")
-    settings = benchmark.TurnsSettings(
-        target=str(pair.target) if pair else located(str(target), Path.cwd()),
-        speculator=str(pair.speculator) if pair else located(str(speculator), Path.cwd()),
-        document_tokens=document_tokens,
-        turns=conversation_turns,
-        rounds=rounds,
-        keep_rate=PREFILL.resolve(PrefillOptions(), None, {"keep_rate": keep_rate_value(keep_rate)}).keep_rate,
-        answer_tokens=answer_tokens,
-        modes=chosen,
-        style=style,
-        scripted=pair is not None,
-        apart=apart,
-        dtype=dtype,
-        seed=seed,
-        shapes=f" (random weights, {pair.target_shape} and {pair.speculator_shape})" if pair else "",
-    )
-    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
+    rate = PREFILL.resolve(PrefillOptions(), None, {"keep_rate": keep_rate_value(options.keep_rate)}).keep_rate
+    own = {**vars(options), "keep_rate": rate, "modes": chosen, "scripted": pair.target is None}
+    settings = benchmark.TurnsSettings(**pair.names(), **own)
+    measure(benchmark, lambda report: benchmark.run(settings, report), files.json_file, files.plot_file)
 
 
 def overhead(

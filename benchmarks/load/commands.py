@@ -1,6 +1,6 @@
 """`skim bench goodput`."""
 
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,62 +8,50 @@ from typing import Annotated, Literal
 import typer
 
 from benchmarks.commands.lists import values
-from benchmarks.commands.output import JsonFile, PlotFile, measure
+from benchmarks.commands.output import Files, JsonFile, PlotFile, measure
 from benchmarks.commands.pair_options import (
     AnswerTokens,
+    DemoPair,
     Dtype,
     KeepRate,
+    PairOrRandom,
     Speculator,
-    SpeculatorOrRandom,
     Target,
-    TargetOrRandom,
-    both_or_neither,
 )
+from cluster.commands.grouped import grouped
 from cluster.json_file import write_json
 from skim_common.errors import SkimError
 from skim_common.models.source import located
 
 
-def goodput(
-    target: TargetOrRandom = None,
-    speculator: SpeculatorOrRandom = None,
-    target_layers: Annotated[int, typer.Option(min=1, help="Number of layers of the default target.")] = 6,
-    prompt_tokens: Annotated[int, typer.Option(min=1200, help="Prompt length in tokens.")] = 4096,
-    answer_tokens: Annotated[int, typer.Option(min=1, help="Number of tokens per answer.")] = 4,
-    keep_rate: KeepRate = 0.1,
-    requests: Annotated[int, typer.Option(min=10, help="Smallest number of requests per request rate.")] = 24,
-    points: Annotated[int, typer.Option(min=1, help="Number of request rates to try per server.")] = 3,
+@dataclass(frozen=True)
+class GoodputOptions:
+    """A group of options (`cluster.commands.grouped`)."""
+
+    target_layers: Annotated[int, typer.Option(min=1, help="Number of layers of the default target.")] = 6
+    prompt_tokens: Annotated[int, typer.Option(min=1200, help="Prompt length in tokens.")] = 4096
+    answer_tokens: Annotated[int, typer.Option(min=1, help="Number of tokens per answer.")] = 4
+    keep_rate: KeepRate = 0.1
+    requests: Annotated[int, typer.Option(min=10, help="Smallest number of requests per request rate.")] = 24
+    points: Annotated[int, typer.Option(min=1, help="Number of request rates to try per server.")] = 3
     objective: Annotated[
         float,
         typer.Option(help="Limit for the time to first token, as a multiple of that of an idle dense server."),
-    ] = 2.0,
+    ] = 2.0
     minutes: Annotated[
         float, typer.Option(help="Time limit: a request rate is not tried if it would end after this.")
-    ] = 7.0,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts and the arrival times.")] = 0,
-    json_file: JsonFile = None,
-    plot_file: PlotFile = None,
-) -> None:
+    ] = 7.0
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and the arrival times.")] = 0
+
+
+@grouped
+def goodput(pair: PairOrRandom, options: GoodputOptions, files: Files) -> None:
     """Requests per second within a limit for the time to first token: Skim and a stock vLLM server."""
-    from benchmarks.harness.models import TARGET, bench_pair
     from benchmarks.load import goodput as benchmark
 
-    both_or_neither(target, speculator)
-    pair = bench_pair(replace(TARGET, layers=target_layers)) if target is None else None
-    settings = benchmark.GoodputSettings(
-        target=str(pair.target) if pair else located(str(target), Path.cwd()),
-        speculator=str(pair.speculator) if pair else located(str(speculator), Path.cwd()),
-        prompt_tokens=prompt_tokens,
-        answer_tokens=answer_tokens,
-        keep_rate=keep_rate,
-        requests=requests,
-        points=points,
-        objective=objective,
-        minutes=minutes,
-        seed=seed,
-        shapes=f" (random weights, {pair.target_shape} and {pair.speculator_shape})" if pair else "",
-    )
-    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
+    own = dict(vars(options))
+    settings = benchmark.GoodputSettings(**pair.names(own.pop("target_layers")), **own)
+    measure(benchmark, lambda report: benchmark.run(settings, report), files.json_file, files.plot_file)
 
 
 def refusals(
@@ -121,84 +109,62 @@ def hostile(
     measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
 
 
-def cpu(
-    target: Target = Path("demo_models/target"),
-    speculator: Speculator = Path("demo_models/speculator"),
-    prompt_tokens: Annotated[int, typer.Option(min=1200, help="Length of the first prompt in tokens.")] = 2048,
-    answer_tokens: Annotated[int, typer.Option(min=2, help="Number of tokens per answer.")] = 16,
-    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2,
-    requests: Annotated[int, typer.Option(min=2, help="Number of requests per table row.")] = 256,
-    turns: Annotated[int, typer.Option(min=1, help="Requests of one conversation, each continuing the last.")] = 1,
-    at_once: Annotated[str, typer.Option(help="Numbers of requests that run at the same time.")] = "1,32",
-    routers: Annotated[str, typer.Option(help="Numbers of router replicas.")] = "1,2",
-    seed: Annotated[int, typer.Option(help="Seed of the first document.")] = 0,
-    json_file: JsonFile = None,
-    plot_file: PlotFile = None,
-) -> None:
+@dataclass(frozen=True)
+class CpuOptions:
+    """A group of options (`cluster.commands.grouped`)."""
+
+    prompt_tokens: Annotated[int, typer.Option(min=1200, help="Length of the first prompt in tokens.")] = 2048
+    answer_tokens: Annotated[int, typer.Option(min=2, help="Number of tokens per answer.")] = 16
+    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2
+    requests: Annotated[int, typer.Option(min=2, help="Number of requests per table row.")] = 256
+    turns: Annotated[int, typer.Option(min=1, help="Requests of one conversation, each continuing the last.")] = 1
+    at_once: Annotated[str, typer.Option(help="Numbers of requests that run at the same time.")] = "1,32"
+    routers: Annotated[str, typer.Option(help="Numbers of router replicas.")] = "1,2"
+    seed: Annotated[int, typer.Option(help="Seed of the first document.")] = 0
+
+
+@grouped
+def cpu(pair: DemoPair, options: CpuOptions, files: Files) -> None:
     """CPU time of a chat request by process, with engines that run no model."""
     from benchmarks.load import cpu as benchmark
 
-    settings = benchmark.CpuSettings(
-        target=located(str(target), Path.cwd()),
-        speculator=located(str(speculator), Path.cwd()),
-        prompt_tokens=prompt_tokens,
-        answer_tokens=answer_tokens,
-        keep_rate=keep_rate,
-        requests=requests,
-        turns=turns,
-        at_once=_positive(at_once, "--at-once"),
-        routers=_positive(routers, "--routers"),
-        seed=seed,
-    )
-    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
+    at_once, routers = _positive(options.at_once, "--at-once"), _positive(options.routers, "--routers")
+    settings = benchmark.CpuSettings(**pair.names, **{**vars(options), "at_once": at_once, "routers": routers})
+    measure(benchmark, lambda report: benchmark.run(settings, report), files.json_file, files.plot_file)
 
 
-def interference(
-    target: TargetOrRandom = None,
-    speculator: SpeculatorOrRandom = None,
-    streams: Annotated[int, typer.Option(min=1, help="Streams that decode.")] = 1,
-    prompts: Annotated[int, typer.Option(min=1, help="Cold prompts that arrive together.")] = 2,
-    prompt_tokens: Annotated[int, typer.Option(min=1200, help="Length of a cold prompt in tokens.")] = 8192,
-    keep_rate: KeepRate = 0.2,
-    before_s: Annotated[float, typer.Option(min=1, help="Seconds that are measured before the prompts.")] = 5.0,
-    chunks: Annotated[str, typer.Option(help="Chunk sizes of the stock vLLM servers, in tokens.")] = "512,2048,8192",
-    rounds: Annotated[int, typer.Option(min=1, help="Number of measured rounds, after one warm-up round.")] = 3,
-    target_cores: Annotated[str, typer.Option(help="Cores of Skim's target, such as 2,3. Default: all.")] = "",
-    speculator_cores: Annotated[str, typer.Option(help="Cores of Skim's speculator. Default: all.")] = "",
-    dtype: Dtype = "float32",
-    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
-    json_file: JsonFile = None,
-    plot_file: PlotFile = None,
-) -> None:
+@dataclass(frozen=True)
+class InterferenceOptions:
+    """A group of options (`cluster.commands.grouped`)."""
+
+    streams: Annotated[int, typer.Option(min=1, help="Streams that decode.")] = 1
+    prompts: Annotated[int, typer.Option(min=1, help="Cold prompts that arrive together.")] = 2
+    prompt_tokens: Annotated[int, typer.Option(min=1200, help="Length of a cold prompt in tokens.")] = 8192
+    keep_rate: KeepRate = 0.2
+    before_s: Annotated[float, typer.Option(min=1, help="Seconds that are measured before the prompts.")] = 5.0
+    chunks: Annotated[str, typer.Option(help="Chunk sizes of the stock vLLM servers, in tokens.")] = "512,2048,8192"
+    rounds: Annotated[int, typer.Option(min=1, help="Number of measured rounds, after one warm-up round.")] = 3
+    target_cores: Annotated[str, typer.Option(help="Cores of Skim's target, such as 2,3. Default: all.")] = ""
+    speculator_cores: Annotated[str, typer.Option(help="Cores of Skim's speculator. Default: all.")] = ""
+    dtype: Dtype = "float32"
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0
+
+
+@grouped
+def interference(pair: PairOrRandom, options: InterferenceOptions, files: Files) -> None:
     """Speed of running streams while others' long prompts are read: Skim and stock vLLM.
 
     A stock server has the cores of both of Skim's engines.
     """
-    from benchmarks.harness.models import bench_pair
     from benchmarks.load import interference as benchmark
 
-    both_or_neither(target, speculator)
-    own = values(target_cores, int, "--target-cores"), values(speculator_cores, int, "--speculator-cores")
-    if bool(own[0]) != bool(own[1]):
+    names = ("target_cores", "speculator_cores")
+    cores = {name: values(getattr(options, name), int, f"--{name.replace('_', '-')}") for name in names}
+    if bool(cores["target_cores"]) != bool(cores["speculator_cores"]):
         raise SkimError("give both --target-cores and --speculator-cores, or neither to let all engines use all cores")
-    pair = bench_pair() if target is None else None
-    settings = benchmark.InterferenceSettings(
-        target=str(pair.target) if pair else located(str(target), Path.cwd()),
-        speculator=str(pair.speculator) if pair else located(str(speculator), Path.cwd()),
-        streams=streams,
-        prompts=prompts,
-        prompt_tokens=prompt_tokens,
-        keep_rate=keep_rate,
-        before_s=before_s,
-        chunks=_positive(chunks, "--chunks"),
-        rounds=rounds,
-        target_cores=own[0],
-        speculator_cores=own[1],
-        dtype=dtype,
-        seed=seed,
-        shapes=f" (random weights, {pair.target_shape} and {pair.speculator_shape})" if pair else "",
-    )
-    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
+    own = {**vars(options), **cores, "chunks": _positive(options.chunks, "--chunks")}
+    settings = benchmark.InterferenceSettings(**pair.names(), **own)
+    measure(benchmark, lambda report: benchmark.run(settings, report), files.json_file, files.plot_file)
 
 
 def _positive(text: str, option: str) -> tuple[int, ...]:
@@ -208,56 +174,43 @@ def _positive(text: str, option: str) -> tuple[int, ...]:
     return found
 
 
-def batch(
-    target: Target = Path("demo_models/target"),
-    speculator: Speculator = Path("demo_models/speculator"),
-    documents: Annotated[int, typer.Option(min=1, help="Number of documents.")] = 8,
-    questions: Annotated[int, typer.Option(min=1, help="Number of rows about each document.")] = 6,
-    document_tokens: Annotated[
-        int, typer.Option(min=1200, help="Length of a prompt, in tokens of the demo pair.")
-    ] = 2048,
-    answer_tokens: AnswerTokens = 16,
-    rounds: Annotated[int, typer.Option(min=1, help="Number of runs of each mode.")] = 2,
-    keep_rate: KeepRate = 0.2,
-    held: Annotated[int, typer.Option(min=2, help="Number of documents that fit into each KV cache.")] = 10,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests that Skim's job sends at a time.")] = 32,
+@dataclass(frozen=True)
+class BatchOptions:
+    """A group of options (`cluster.commands.grouped`)."""
+
+    documents: Annotated[int, typer.Option(min=1, help="Number of documents.")] = 8
+    questions: Annotated[int, typer.Option(min=1, help="Number of rows about each document.")] = 6
+    document_tokens: Annotated[int, typer.Option(min=1200, help="Length of a prompt, in tokens of the demo pair.")] = (
+        2048
+    )
+    answer_tokens: AnswerTokens = 16
+    rounds: Annotated[int, typer.Option(min=1, help="Number of runs of each mode.")] = 2
+    keep_rate: KeepRate = 0.2
+    held: Annotated[int, typer.Option(min=2, help="Number of documents that fit into each KV cache.")] = 10
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests that Skim's job sends at a time.")] = 32
     modes: Annotated[
         str | None,
         typer.Option(metavar="MODE[,MODE...]", help="Measure only these modes; run-batch is always measured."),
-    ] = None,
+    ] = None
     style: Annotated[
         Literal["plain", "instruct"],
         typer.Option(help="plain: the form of the demo pair. instruct: with an introduction, for other models."),
-    ] = "plain",
-    dtype: Dtype = "float32",
-    seed: Annotated[int, typer.Option(help="Seed of the documents and of the order of the rows.")] = 0,
-    json_file: JsonFile = None,
-    plot_file: PlotFile = None,
-) -> None:
+    ] = "plain"
+    dtype: Dtype = "float32"
+    seed: Annotated[int, typer.Option(help="Seed of the documents and of the order of the rows.")] = 0
+
+
+@grouped
+def batch(pair: DemoPair, options: BatchOptions, files: Files) -> None:
     """Rows per second of a batch: Skim's batch job and `vllm run-batch` on the same file.
 
     The JSON file is written after each round, so a run that is cut off loses only its last one.
     """
     from benchmarks.load import batch as benchmark
 
-    chosen = tuple(benchmark.MODES) if modes is None else values(modes, str, "--modes")
+    chosen = tuple(benchmark.MODES) if options.modes is None else values(options.modes, str, "--modes")
     if wrong := [mode for mode in chosen if mode not in benchmark.MODES]:
         raise SkimError(f"--modes: {wrong[0]!r} is not a mode; choose from {', '.join(benchmark.MODES)}")
-    settings = benchmark.BatchSettings(
-        target=located(str(target), Path.cwd()),
-        speculator=located(str(speculator), Path.cwd()),
-        documents=documents,
-        questions=questions,
-        document_tokens=document_tokens,
-        answer_tokens=answer_tokens,
-        rounds=rounds,
-        keep_rate=keep_rate,
-        held=held,
-        concurrency=concurrency,
-        modes=chosen,
-        style=style,
-        dtype=dtype,
-        seed=seed,
-    )
-    keep = partial(write_json, json_file) if json_file is not None else lambda result: None
-    measure(benchmark, lambda report: benchmark.run(settings, report, keep), json_file, plot_file)
+    settings = benchmark.BatchSettings(**pair.names, **{**vars(options), "modes": chosen})
+    keep = partial(write_json, files.json_file) if files.json_file is not None else lambda result: None
+    measure(benchmark, lambda report: benchmark.run(settings, report, keep), files.json_file, files.plot_file)

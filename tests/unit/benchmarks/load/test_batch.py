@@ -5,10 +5,13 @@ import sys
 
 import pytest
 
+from benchmarks.commands.output import Files
+from benchmarks.commands.pair_options import DemoPair
 from benchmarks.harness.conversations import Question
 from benchmarks.load import batch
 from benchmarks.load.batch import BatchSettings, deployment, execute, rows
 from benchmarks.load.batch_results import Answer, Ran, answer_of, describe, plot, table, totals_of
+from benchmarks.load.commands import BatchOptions
 from benchmarks.load.commands import batch as command
 from cluster.batch.rows import parse
 from cluster.config.load import load_config
@@ -136,7 +139,7 @@ def test_a_run_that_is_cut_off_has_its_complete_rounds_in_the_file(tmp_path, mon
     monkeypatch.setattr(batch, "_ran", ran)
     file = tmp_path / "batch.json"
     with pytest.raises(SkimError, match="cut off"):
-        command(rounds=4, modes="auto", json_file=file)
+        command.__wrapped__(DemoPair(), BatchOptions(rounds=4, modes="auto"), Files(file))
     kept = json.loads(file.read_text())
     assert [(one["mode"], one["round"]) for one in kept["runs"]] == [
         ("run-batch", 1),
