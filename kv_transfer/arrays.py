@@ -15,3 +15,8 @@ def no_numbers() -> Int32Array:
 def no_pairs() -> Int32Array:
     """int32 [0, 2]."""
     return np.empty((0, 2), np.int32)
+
+
+def no_scores() -> Float32Array:
+    """float32 [0]."""
+    return np.empty(0, np.float32)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.arrays import Float32Array, Int32Array, no_numbers, no_scores
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DraftAhead
 from skim_common.errors import WireError
@@ -21,10 +21,6 @@ asks for them after the second one."""
 
 # The rounding error in a sum of 512 float32 probabilities is at most 1e-5.
 _SUM_TOLERANCE = 1e-3
-
-
-def _no_ids() -> Int32Array:
-    return np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,8 +79,8 @@ class Draft:
     session: str
     position: int
     tokens: Int32Array
-    q_ids: Int32Array = field(default_factory=_no_ids)
-    q_probs: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
+    q_ids: Int32Array = field(default_factory=no_numbers)
+    q_probs: Float32Array = field(default_factory=no_scores)
     ahead: bool = False
 
 

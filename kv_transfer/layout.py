@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array, no_numbers, no_pairs
+from kv_transfer.arrays import Float32Array, Int32Array, no_numbers, no_pairs, no_scores
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import Span, always_kept, check_spans, mask_of
 from skim_common.errors import InvalidRequestError
@@ -45,11 +45,11 @@ class TextLayout:
 
     protected: Int32Array = field(default_factory=no_pairs)
     rate_spans: Int32Array = field(default_factory=no_pairs)
-    rates: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
+    rates: Float32Array = field(default_factory=no_scores)
     units: Int32Array = field(default_factory=no_numbers)
     indents: Int32Array = field(default_factory=no_numbers)
     gaps: Int32Array = field(default_factory=no_numbers)
-    words: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
+    words: Float32Array = field(default_factory=no_scores)
     links: Int32Array = field(default_factory=no_pairs)
     questions: Int32Array = field(default_factory=no_pairs)
     frame: Frame | None = None

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
 import torch
 
-from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.arrays import Float32Array, Int32Array, no_numbers, no_scores
 from kv_transfer.engine import Engine
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
@@ -60,21 +59,13 @@ class Scores:
     cached_tokens: int = 0
 
 
-def _no_ids() -> Int32Array:
-    return np.empty(0, np.int32)
-
-
-def _no_probs() -> Float32Array:
-    return np.empty(0, np.float32)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafted:
     """A drafted continuation. tokens: int32 [k]. q_ids, q_probs: as in `kv_transfer.drafts.Draft`; empty: one-hot."""
 
     tokens: Int32Array
-    q_ids: Int32Array = field(default_factory=_no_ids)
-    q_probs: Float32Array = field(default_factory=_no_probs)
+    q_ids: Int32Array = field(default_factory=no_numbers)
+    q_probs: Float32Array = field(default_factory=no_scores)
 
 
 @dataclass(frozen=True, slots=True)

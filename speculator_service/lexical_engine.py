@@ -6,7 +6,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from kv_transfer.arrays import Int32Array
+from kv_transfer.arrays import Int32Array, no_numbers
 from kv_transfer.messages import KeptPrompt, SelectRequest
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from skim_common.models.info import ModelInfo
@@ -54,7 +54,7 @@ class LexicalSpeculator(SpeculatorEngine):
         self, session: str, answer: Int32Array, count: int, *, temperature: float = 0.0, top_m: int = 0
     ) -> Drafted:
         """An empty draft."""
-        return Drafted(np.empty(0, np.int32))
+        return Drafted(no_numbers())
 
     async def close_session(self, session: str) -> None:
         """There are no sessions."""

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-import numpy as np
-
+from kv_transfer.arrays import no_numbers
 from kv_transfer.drafts import SessionState
 from kv_transfer.messages import Selection, SelectRequest
 from speculator_service.drafting.drafter import DraftService
@@ -20,7 +19,7 @@ def begin_drafts(drafts: DraftService, request: SelectRequest, selection: Select
         return selection
     session, mode = kept.session.id, request.decode.draft_ahead
     if context == "kept":
-        begun = drafts.read(SessionState(session, kept, np.empty(0, np.int32), mode, request.cache_salt))
+        begun = drafts.read(SessionState(session, kept, no_numbers(), mode, request.cache_salt))
     else:
         begun = drafts.adopt(session, kept.look_ahead_tokens, mode, tokens=kept.context_length)
     return selection if begun else replace(selection, kept=replace(kept, session=None))

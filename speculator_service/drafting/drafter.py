@@ -8,9 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from kv_transfer.arrays import Int32Array
+from kv_transfer.arrays import Int32Array, no_numbers
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState
 from kv_transfer.options import DraftAhead
 from skim_common.errors import SessionLostError, SkimError
@@ -249,7 +247,7 @@ class DraftService:
                 if drafted is not None:
                     return drafted, True
             if not params.count:
-                return Drafted(np.empty(0, np.int32)), False
+                return Drafted(no_numbers()), False
             drafted = await self._engine.draft(
                 session.id, answer, params.count, temperature=params.temperature, top_m=params.top_m
             )

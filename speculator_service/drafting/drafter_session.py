@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kv_transfer.arrays import Int32Array
+from kv_transfer.arrays import Int32Array, no_numbers
 from kv_transfer.drafts import DraftRow
 from kv_transfer.options import DraftAhead
 from skim_common.errors import SessionLostError
@@ -20,7 +20,7 @@ MAX_TOP = 512
 GREEDY_BELOW = 1e-5
 """Lower temperatures mean greedy decoding, as in vLLM (vllm.sampling_params._SAMPLING_EPS)."""
 
-NOTHING = Drafted(np.empty(0, np.int32))
+NOTHING = Drafted(no_numbers())
 NO_DRAFTS = DraftParams(0, 0.0, 0)
 
 
@@ -38,7 +38,7 @@ class DrafterSession:
     mode: DraftAhead
     used: float
     prompt_tokens: int = 0
-    answer: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    answer: Int32Array = field(default_factory=no_numbers)
     sent: Drafted = NOTHING
     params: DraftParams = NO_DRAFTS
     opening: bool = False

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kv_transfer.arrays import Int32Array
+from kv_transfer.arrays import Int32Array, no_numbers
 from speculator_service.translation.translator import Translator, last_text, whole
 
 SETTLED_AFTER = 64
@@ -15,7 +15,7 @@ class AnswerTranslation:
     def __init__(self, translator: Translator, prompt_end: bytes) -> None:
         """prompt_end: the last text of the prompt."""
         self._translator, self._prompt_end = translator, prompt_end
-        self._settled: Int32Array = np.empty(0, np.int32)
+        self._settled: Int32Array = no_numbers()
         self._settled_ids: list[int] = []
         self._settled_end = last_text(prompt_end)
 
@@ -25,7 +25,7 @@ class AnswerTranslation:
         The tokens do not hold the incomplete bytes; the text does. None if the answer is not valid UTF-8: no drafts.
         """
         if not np.array_equal(answer[: self._settled.size], self._settled):
-            self._settle(np.empty(0, np.int32), [], self._prompt_end)
+            self._settle(no_numbers(), [], self._prompt_end)
         if answer.size - self._settled.size >= 2 * SETTLED_AFTER:
             self._advance(answer[: answer.size - SETTLED_AFTER])
         text = self._translator.text(answer[self._settled.size :])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kv_transfer.arrays import Int32Array
+from kv_transfer.arrays import Int32Array, no_numbers
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.spans import segments_of
 from skim_common.errors import InvalidRequestError, SessionLostError
@@ -139,7 +139,7 @@ class TranslatingSpeculator(SpeculatorEngine):
             raise SessionLostError(f"session {session} is not on this speculator: it was closed or never opened")
         read = translation.read(answer)
         if read is None:
-            return Drafted(np.empty(0, np.int32))
+            return Drafted(no_numbers())
         own, before, partial = read
         drafted = await self._engine.draft(session, own, count)
         return Drafted(self._translator.drafts(before, partial, drafted.tokens)[:count])

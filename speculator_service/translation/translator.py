@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.arrays import Float32Array, Int32Array, no_numbers
 from speculator_service.translation.alignment import Spans, carried_importance, readable, spans_of_bytes, text_of
 from speculator_service.translation.token_text import TokenText
 
@@ -92,7 +92,7 @@ class Translator:
                 break
             text += self.speculator.pieces[token]
         if not text.startswith(partial):
-            return np.empty(0, np.int32)
+            return no_numbers()
         text = text[: len(whole(text))]
         ids = self.target.going_on(last_text(before), text[len(partial) :]) if len(text) > len(partial) else None
         return np.array(ids or [], np.int32)

@@ -22,7 +22,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from kv_transfer.arrays import Int32Array
+from kv_transfer.arrays import Int32Array, no_numbers
 from kv_transfer.limits.speculator import check_ids, check_length, check_prompt
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.spans import Span
@@ -152,7 +152,7 @@ class VllmSpeculator(SpeculatorEngine):
         count = min(count, self.info.max_model_len - kept.context_length - answer.size)
         if count <= 0:
             await self.check_health()
-            return Drafted(np.empty(0, np.int32))
+            return Drafted(no_numbers())
         options = DraftOptions.of(count, temperature, top_m, self._vocab_size)
         gang = await self._gang.join()
         asked, before = np.concatenate([kept.prompt, answer.astype(np.int32)]), kept.read

@@ -17,7 +17,7 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
-from kv_transfer.arrays import Int32Array
+from kv_transfer.arrays import Int32Array, no_numbers
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.wire.positions import encode_positions
@@ -45,7 +45,7 @@ class EngineSession:
     context_length: int
     cache_salt: str | None = None
     extra_args: Mapping[str, Any] | None = None
-    read: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    read: Int32Array = field(default_factory=no_numbers)
 
     def __post_init__(self) -> None:
         self.read = self.prompt
