@@ -11,7 +11,7 @@ from router.admission.load_shedding import least_keep, lighter_decoding
 from router.admission.ticket import AdmissionRequest, Ticket
 from router.decision.cost_model import Work
 from router.decision.forecaster import Forecaster
-from router.decision.guard import EXPLICIT
+from router.decision.guard import says_how_much
 from router.decision.rules import Decision
 from router.dispatch.request import Prepared, Request
 from router.dispatch.state import CallState, Outcome
@@ -58,7 +58,7 @@ def shed_load(prepared: Prepared, outcome: Outcome, ticket: Ticket, meter: Meter
 def _with_least_keep(prepared: Prepared, request: Request) -> PrefillOptions | None:
     """The options with the smallest keep rate. None if they keep that, or if client or guard say how much is kept."""
     options = prepared.options
-    explicit = options.enabled != AUTO or bool(options.model_fields_set & EXPLICIT)
+    explicit = options.enabled != AUTO or says_how_much(options)
     if explicit or request.keep_fields is not None or prepared.advice.verdict == "more":
         return None
     return least_keep(options)

@@ -271,7 +271,9 @@ async def test_an_explicit_wish_is_obeyed(options):
     assert counts == []
 
 
-@pytest.mark.parametrize("options", [None, "auto", {"look_ahead": 0}, {"protect_last": 64}, {"keep_rate": "auto"}])
+@pytest.mark.parametrize(
+    "options", [None, "auto", {"look_ahead": 0}, {"protect_last": 64}, {"keep_rate": "auto"}, {"min_keep": 0.2}]
+)
 async def test_options_that_do_not_say_how_much_are_no_wish(options):
     outcome, _, _ = await run(COUNTING, options=options)
     assert outcome.reason == "guard-counting"

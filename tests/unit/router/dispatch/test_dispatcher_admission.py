@@ -95,7 +95,7 @@ async def test_a_loaded_router_leaves_things_out_in_order(share, method, ahead, 
     assert kinds == (shed.split("+") if shed else [])
 
 
-@pytest.mark.parametrize("given", [{"keep_rate": 0.3}, {"min_keep": 0.2}, "always"])
+@pytest.mark.parametrize("given", [{"keep_rate": 0.3}, {"max_keep": 0.2}, "always"])
 async def test_an_explicit_wish_is_obeyed(given):
     pools = LocalPools()
     dispatcher = dispatcher_of(pools)
@@ -105,6 +105,15 @@ async def test_an_explicit_wish_is_obeyed(given):
     assert (sent.decode.method, sent.decode.draft_ahead) == ("remote", "chain")
     assert select.options.keep_rate == asked.request.options.keep_rate
     assert "shed" not in asked.prompts[0].notes
+
+
+@pytest.mark.parametrize("given", [{"min_keep": 0.2}, {"min_keep": 0.2, "keep_rate": "auto"}])
+async def test_a_floor_bounds_what_a_loaded_router_leaves_out(given):
+    pools = LocalPools()
+    dispatcher = dispatcher_of(pools)
+    dispatcher.admission.share = 0.9
+    await collect(dispatcher, context(given))
+    assert pools.selects[0].options.keep_rate == 0.2
 
 
 async def test_the_target_s_work_is_known_again_when_a_selection_fails():
