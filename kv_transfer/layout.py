@@ -36,6 +36,8 @@ class TextLayout:
     gaps: int32 [U], how far each unit is apart from the one before it, in tokens, besides the tokens of both: at a
     blank line, in a table, in code. 0 inside a paragraph.
     words: float32 [U], BM25 of the words in the passage around each unit, for the questions.
+    headings: int32 [U], the unit with the label that names each unit, such as a heading, a tag, the header of a table
+    or the speaker of a turn: an earlier unit, or itself for none. A label may have a label: the heading chain.
     links: int32 [L, 2], the pairs of units that share an identifier, such as an id or the name of a function. A unit
     that shares one with a question is paired with itself.
     questions: int32 [Q, 2], the spans that can be the task of the prompt, wherever they stand. They are sorted and do
@@ -50,6 +52,7 @@ class TextLayout:
     indents: Int32Array = field(default_factory=no_numbers)
     gaps: Int32Array = field(default_factory=no_numbers)
     words: Float32Array = field(default_factory=no_scores)
+    headings: Int32Array = field(default_factory=no_numbers)
     links: Int32Array = field(default_factory=no_pairs)
     questions: Int32Array = field(default_factory=no_pairs)
     frame: Frame | None = None
@@ -72,13 +75,15 @@ class TextLayout:
         units, links = self.units, self.links
         if units.size and (units[0] != 0 or units[-1] >= prompt_tokens or (units[1:] <= units[:-1]).any()):
             raise InvalidRequestError(f"units must be ascending positions from 0 inside the {prompt_tokens} tokens")
-        for name in ("indents", "gaps", "words"):
+        for name in ("indents", "gaps", "words", "headings"):
             if (count := getattr(self, name).size) not in (0, units.size):
                 raise InvalidRequestError(f"there must be one of {name} for each of {units.size} units, not {count}")
         if not (np.isfinite(self.words) & (self.words >= 0)).all():
             raise InvalidRequestError("words must be finite numbers from 0 up")
         if self.gaps.size and self.gaps.min() < 0:
             raise InvalidRequestError("gaps must be numbers from 0 up")
+        if (self.headings < 0).any() or (self.headings > np.arange(self.headings.size)).any():
+            raise InvalidRequestError("headings must be numbers of earlier units, or a unit's own")
         if links.size and not 0 <= links.min() <= links.max() < units.size:
             raise InvalidRequestError(f"links must be pairs of numbers of the {units.size} units")
 
@@ -107,6 +112,16 @@ class TextLayout:
         if options.granularity == "text" and self.units.size:
             return self.units
         return np.arange(0, prompt_tokens, options.chunk_size, dtype=np.int32)
+
+    def labels_of(self, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """The labels that name the kept units, and the labels of these, bool [U]. kept: bool [U]. `headings` must be
+        known."""
+        found, has_label = np.zeros(kept.size, bool), self.headings != np.arange(kept.size)
+        new = np.unique(self.headings[kept & has_label])
+        while (new := new[~found[new]]).size:
+            found[new] = True
+            new = np.unique(self.headings[new[has_label[new]]])
+        return found
 
     @property
     def nbytes(self) -> int:

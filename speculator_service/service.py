@@ -253,5 +253,5 @@ def _answers(record: Record, request: SelectRequest) -> bool:
 def _regions(request: SelectRequest) -> tuple[bytes, ...]:
     """The regions of a request with rules of their own, as `Record.regions`."""
     layout = request.layout
-    parts = layout.protected, layout.rate_spans, layout.rates, layout.units, layout.indents, layout.links
-    return tuple(part.tobytes() for part in parts)
+    names = "protected", "rate_spans", "rates", "units", "indents", "links", "headings"
+    return tuple(getattr(layout, name).tobytes() for name in names)

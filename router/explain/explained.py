@@ -19,6 +19,7 @@ REASONS = {
     "reused": "stands in the kept prompt of an earlier request",
     "appended": "a late unit: earlier text that this question needs, appended before the question",
     "new": "text after the earlier prompt: its answer, a short text, or units with high scores",
+    "label": "names kept text: its heading, tag, table header, key or speaker",
     "top": "among the units that rank highest, within the keep rate",
     "coverage": "among the units that rank highest, as many as the wanted coverage takes",
 }
@@ -136,6 +137,11 @@ class Explained:
         reasons = np.full(size, DROPPED, f"<U{max(map(len, REASONS))}")
         by_score = "top" if options.wanted_coverage is None else "coverage"
         reasons[positions] = "new" if selection.reused_tokens else by_score
+        if self.layout.headings.size and options.granularity == "text":
+            units = np.searchsorted(self.layout.units, positions, "right") - 1
+            taken = np.zeros(self.layout.units.size, bool)
+            taken[units] = True
+            reasons[positions[self.layout.labels_of(taken)[units]]] = "label"
         reasons[positions[selection.late]] = "appended"
         reasons[positions[: selection.reused_tokens]] = "reused"
         protected = self.layout.fixed(size, options.protect_last)

@@ -48,15 +48,20 @@ def is_abbreviation(text: str, end: int) -> bool:
 
 
 def cut(
-    borders: npt.NDArray[np.int64], codes: Codes, begins: npt.NDArray[np.int64], most: int, least: int
+    borders: npt.NDArray[np.int64],
+    codes: Codes,
+    begins: npt.NDArray[np.int64],
+    longest: npt.NDArray[np.int64],
+    least: int,
 ) -> npt.NDArray[np.int64]:
-    """The starts of the units between `borders`, of which those of more than `most` tokens are cut.
+    """The starts of the units between `borders` [B], of which those of more than `longest` tokens are cut.
 
-    codes: of the text. begins: the first character of each token [M]. least: tokens of the last part.
+    codes: of the text. begins: the first character of each token [M]. longest: for the unit after each border [B].
+    least: tokens of the last part.
     """
     starts: list[int] = []
     worth: npt.NDArray[np.int8] | None = None
-    for first, end in pairwise(borders.tolist()):
+    for (first, end), most in zip(pairwise(borders.tolist()), longest[:-1].tolist(), strict=True):
         starts.append(first)
         if end - first <= most:
             continue

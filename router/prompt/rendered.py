@@ -36,7 +36,16 @@ class RenderedPrompt:
     def layout(self, options: PrefillOptions, spans: PromptSpans | None = None) -> TextLayout:
         """The layout for a selection. spans: by `spans`, if they are known already. Raises as `spans`."""
         known = (spans or self.spans(options)).layout
-        return with_units(known, self.text, self.offsets, options, self.size)
+        return with_units(known, self.text, self.offsets, options, self.size, self._messages())
+
+    def _messages(self) -> list[int]:
+        """The characters where the contents of messages begin, ascending."""
+        contents = (self.chat.contents if self.chat else None) or ()
+        first: dict[int, int] = {}
+        for content in contents:
+            for start, _ in content.spans:
+                first[content.message] = min(start, first.get(content.message, start))
+        return sorted(first.values())
 
     def task_text(self, layout: TextLayout) -> str:
         """The text in which the guard looks for a kind of question."""

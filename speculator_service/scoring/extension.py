@@ -11,6 +11,7 @@ The rule of value against cost:
   that is more, and what is nested with the last one (`units.nested_ranks`). Further units of the fresh selection are
   added until as much of the old text stands as it keeps. A unit that ranks below the median unit of the old text is
   left out, unless it is in a region with a keep rate of its own. Protected tokens that do not stand are always added.
+- Late units bring their labels. One whose label stands already is read before those that bring theirs.
 - The fresh selection, in the order of the text, is used instead if the target then reads fewer new tokens, if the
   extended prompt is longer than `max_keep` allows, if nothing is dropped or reused, or if an important text is torn: of
   two adjacent chunks among the most important LATE_TOKENS, the second stands before the first. Its KV was computed
@@ -140,7 +141,7 @@ def _plan(prompt: Prompt, known: KnownPrefix, common: int) -> tuple[Extended, in
 
     ordered = np.flatnonzero(new)
     split = int(np.searchsorted(ordered, _place_of_late(prompt, answer, common)))
-    parts = (reused, ordered[:split], np.flatnonzero(late), ordered[split:])
+    parts = (reused, ordered[:split], _in_order(prompt, late), ordered[split:])
     positions = np.concatenate(parts).astype(np.int32)
     read = positions.size - _shared(positions, _held(prompt, known, common))
     return Extended(positions, int(reused.size), int(late.sum())), read
@@ -183,6 +184,19 @@ def _late(
     worthy = (ranks >= np.median(ranks[units.starts < common])) | units.having(prompt.rated)
     # A unit that a region with its own keep rate divides is wanted in part.
     return late | (units.each_token(added & worthy) & wanted & old & ~standing)
+
+
+def _in_order(prompt: Prompt, late: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """The positions of the late tokens in the order in which they are read. Those whose label stands already come
+    first, so that none is read under the label of another. late: bool [M]."""
+    positions = np.flatnonzero(late)
+    units, headings = prompt.units, prompt.units.headings
+    if not headings.size:
+        return positions
+    named, is_label = headings != np.arange(headings.size), np.zeros(headings.size, bool)
+    is_label[headings[named]] = True
+    apart = named & ~units.having(late)[headings] & ~is_label
+    return positions[np.argsort(~units.each_token(apart)[positions], kind="stable")]
 
 
 def _is_torn(prompt: Prompt, positions: Int32Array, common: int) -> bool:

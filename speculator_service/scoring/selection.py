@@ -12,7 +12,7 @@ import torch
 from kv_transfer.layout import NO_LAYOUT, TextLayout
 from kv_transfer.options import AUTO, SelectionOptions
 from skim_common.errors import SkimError
-from speculator_service.scoring.units import Units, text_ranks
+from speculator_service.scoring.units import Units, text_ranks, with_labels
 
 Region = tuple[int, int, float]
 """A half-open token range, and how much of it to keep."""
@@ -31,7 +31,8 @@ def select(
     to the earlier one. Of units of text, how many are chosen follows the means, and which ones
     `units.text_ranks`. Of chunks and tokens, a rate is a share of their number (rounded up). Of units of text, it
     is a share of their tokens that may be dropped (rounded up): units are taken until they have as many; the last
-    one is taken whole.
+    one is taken whole. The labels that name a chosen unit count with it and come with it (`units.with_labels`), also
+    out of a region with another rate.
     Kept are the chosen units, the protected spans, and the last `options.protect_last` tokens. Protected spans and last
     tokens are added to the chosen units; they do not reduce their number.
     Raises SkimError for importance that is not finite or is negative.
@@ -55,11 +56,14 @@ def select(
     else:
         weights, means = torch.ones_like(may_drop), sums(mass) / lengths
     ranks = means
+    # A region may divide a unit.
+    unit = torch.searchsorted(torch.from_numpy(layout.units).long(), starts, right=True) - 1
     if by_text and layout.indents.size:
-        # A region may divide a unit.
-        unit = torch.searchsorted(torch.from_numpy(layout.units).long(), starts, right=True) - 1
         of_text = unit.numpy(), layout.indents, layout.links
         ranks = torch.from_numpy(text_ranks(means.numpy(), *of_text, (starts + lengths).numpy(), (weights > 0).numpy()))
+    labelled = by_text and layout.headings.size > 0
+    if labelled:
+        ranks = torch.from_numpy(with_labels(ranks.numpy(), unit.numpy(), layout.headings, (weights > 0).numpy()))
     rates = [*(rate for *_, rate in regions), options.fixed_rate or 0.0]
     chosen = _choose_by_rates(ranks, weights, region_of, rates)
     rest = (region_of == len(regions)).nonzero().squeeze(1)
@@ -69,6 +73,10 @@ def select(
         chosen[rest] = _choose_covering(droppable_mass[rest], values[rest], order[rest], weights[rest], options)
     elif options.fixed_rate is None and rest.numel():
         chosen[rest] = _choose_fewest(sums(mass)[rest], options.coverage or 1.0)
+    if labelled:
+        taken = torch.zeros(layout.units.size, dtype=torch.bool)
+        taken[unit[chosen | (weights == 0)]] = True
+        chosen |= torch.from_numpy(layout.labels_of(taken.numpy()))[unit]
     kept = protected | chosen[unit_of]
     return kept.nonzero().squeeze(1), float(mass[kept].sum() / mass.sum())
 

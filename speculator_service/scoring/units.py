@@ -3,7 +3,7 @@
 Lines are nested under a line that is indented less: the body of a function, the members of a record, the items below an
 item. Such lines are understood together, so they rank together (`nested_ranks`). Units that share an identifier are
 linked, such as a customer and the order that has its id: one of them brings the other. Those that share one with the
-question come first (`by_links`).
+question come first (`by_links`). A unit brings the labels that name it, such as its heading (`with_labels`).
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Units:
     """The units of a prompt. starts: int64 [U], their first tokens, from 0. lengths: int64 [U], their tokens.
 
     sizes: int64 [U], what each counts in a budget of tokens: its length or, of chunks, the length of a whole one.
-    indents, links: as in TextLayout, for units of text.
+    indents, links, headings: as in TextLayout, for units of text.
     """
 
     starts: npt.NDArray[np.int64]
@@ -41,6 +41,7 @@ class Units:
     sizes: npt.NDArray[np.int64]
     indents: Int32Array
     links: Int32Array
+    headings: Int32Array
 
     @classmethod
     def of(cls, prompt_tokens: int, options: SelectionOptions, layout: TextLayout) -> "Units":
@@ -51,8 +52,8 @@ class Units:
             starts, size = layout.unit_starts(prompt_tokens, options).astype(np.int64), options.chunk_size
         lengths = np.diff(starts, append=prompt_tokens)
         if options.granularity == "text" and layout.units.size:
-            return cls(starts, lengths, lengths, layout.indents, layout.links)
-        return cls(starts, lengths, np.full_like(lengths, size), no_numbers(), no_pairs())
+            return cls(starts, lengths, lengths, layout.indents, layout.links, layout.headings)
+        return cls(starts, lengths, np.full_like(lengths, size), no_numbers(), no_pairs(), no_numbers())
 
     def means(self, importance: Float32Array) -> npt.NDArray[np.float64]:
         """The mean importance of each unit: float64 [U]. importance: float32 [M]."""
@@ -64,7 +65,8 @@ class Units:
         if not self.indents.size:
             return means
         each, ends = np.arange(means.size), self.starts + self.lengths
-        return text_ranks(means, each, self.indents, self.links, ends, self.having(droppable))
+        ranks = text_ranks(means, each, self.indents, self.links, ends, self.having(droppable))
+        return with_labels(ranks, each, self.headings, self.having(droppable))
 
     def having(self, tokens: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """The units that have one of the marked tokens, bool [U]. tokens: bool [M]."""
@@ -98,6 +100,33 @@ def text_ranks(
     np.maximum.at(whole, of_text, means)
     raised = np.maximum(means, by_links(whole, links)[of_text])
     return nested_ranks(raised, indents[of_text], ends, droppable)
+
+
+def with_labels(
+    ranks: npt.NDArray[np.float64],
+    of_text: npt.NDArray[np.integer],
+    headings: Int32Array,
+    droppable: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.float64]:
+    """The ranks [U], of which those of a label are at least the highest that it names. So a selection in their order,
+    of equals the earlier one first, takes the labels of a unit before the unit. What is kept anyway counts as the
+    highest.
+
+    of_text, droppable: as in `text_ranks`. headings: as in TextLayout; empty: not known.
+    """
+    if not headings.size:
+        return ranks
+    named = np.full(headings.size, -np.inf)
+    np.maximum.at(named, of_text, np.where(droppable, ranks, ranks.max()))
+    best, heading_of = named.tolist(), headings.tolist()
+    has_label = headings != np.arange(headings.size)
+    for unit in np.flatnonzero(has_label)[::-1].tolist():  # a label stands before what it names
+        heading = heading_of[unit]
+        best[heading] = max(best[heading], best[unit])
+    found = np.array(best)
+    is_label = np.zeros(headings.size, bool)
+    is_label[headings[has_label]] = True
+    return np.where(is_label[of_text], found[of_text], ranks)
 
 
 def by_links(means: npt.NDArray[np.float64], links: Int32Array) -> npt.NDArray[np.float64]:

@@ -103,6 +103,7 @@ def select_requests(draw):
         np.array(draw(st.lists(st.integers(0, 10**6), max_size=9)), np.int32),
         np.array(draw(st.lists(st.integers(0, 10**6), max_size=9)), np.int32),
         draw(arrays(np.float32, st.integers(0, 9), elements=st.floats(0, 9, width=32))),
+        np.array(draw(st.lists(st.integers(0, 10**6), max_size=9)), np.int32),
         draw(pairs),
         draw(pairs),
         draw(st.none() | frames),

@@ -43,6 +43,9 @@ def test_units_are_those_of_the_text_or_chunks():
         (layout_of(question=(4, 11)), "questions must be sorted token ranges"),
         (layout_of(units=[0, 10]), "units must be ascending positions"),
         (layout_of(units=[0, 4], indents=[0]), "one of indents for each of 2 units"),
+        (layout_of(units=[0, 4], headings=[0]), "one of headings for each of 2 units"),
+        (layout_of(units=[0, 4], headings=[0, 2]), "headings must be numbers of earlier units"),
+        (layout_of(units=[0, 4], headings=[0, -1]), "headings must be numbers of earlier units"),
         (layout_of(units=[0, 4], links=[(0, 2)]), "links must be pairs of numbers of the 2 units"),
     ],
 )
@@ -53,7 +56,7 @@ def test_what_no_prompt_of_ten_tokens_has(layout, message):
 
 def test_what_a_prompt_of_ten_tokens_can_have():
     """The control."""
-    arrays = {"units": [0, 4, 8], "indents": [0, 4, 0], "links": [(0, 2), (1, 1)]}
+    arrays = {"units": [0, 4, 8], "indents": [0, 4, 0], "links": [(0, 2), (1, 1)], "headings": [0, 0, 2]}
     layout_of([(0, 4), (2, 6)], [(0, 4, 0.5), (4, 10, 1.0)], (8, 10), **arrays).check(10)
     NO_LAYOUT.check(10)
 

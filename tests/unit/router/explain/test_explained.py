@@ -9,12 +9,12 @@ from router.explain.explained import DROPPED, REASONS, Explained
 from tests.unit.kv_transfer.layouts import layout_of
 
 
-def explained(positions, size, *, protected=(), scores=None, reused=0, units=(), **options):
+def explained(positions, size, *, protected=(), scores=None, reused=0, units=(), headings=(), **options):
     kept = np.asarray(positions, np.int32)
     unit_scores = None if scores is None else np.asarray(scores, np.float32)
     selection = Selection(KeptPrompt(kept, kept, size), 0.5, reused_tokens=reused, unit_scores=unit_scores)
     asked = SelectionOptions(**{"keep_rate": 0.2, "chunk_size": 4, "protect_last": 1, **options})
-    return Explained(selection, asked, layout_of(protected, units=units))
+    return Explained(selection, asked, layout_of(protected, units=units, headings=headings))
 
 
 def test_the_explanation_of_segments_in_another_order():
@@ -40,6 +40,15 @@ def test_units_of_text_have_their_own_borders():
     assert [(span["start"], span["end"], span["score"]) for span in entry["spans"]] == [(1, 4, 0.75), (15, 16, 0.125)]
     # Scores of chunks, from a speculator that knows no units of text.
     assert explained(np.r_[1:4, 15], 16, units=[0, 1, 4, 9, 12], scores=[0.5] * 4).as_json()["unit_scores"] is None
+
+
+def test_a_label_of_kept_text_says_so():
+    """Unit 1 names unit 3, which is kept, and is named by unit 0. Unit 2 names nothing that is kept."""
+    units, headings = [0, 2, 4, 6, 8], [0, 0, 2, 1, 4]
+    reasons = explained(np.r_[0:8, 15], 16, units=units, headings=headings).reasons()
+    assert reasons[:8].tolist() == ["label"] * 4 + ["top"] * 4
+    control = explained(np.r_[0:8, 15], 16, units=units).reasons()
+    assert set(control[:8]) == {"top"}
 
 
 def test_the_signals_of_the_guard_are_shown():

@@ -2,6 +2,7 @@
 
 import re
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -9,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.options import SelectionOptions
+from router.prompt.codes import codes_of
 from router.prompt.cuts import LONGEST
+from router.prompt.labels.chains import labels_of
+from router.prompt.lines import Lines
 from router.prompt.units import MAX_TOKENS, MIN_TOKENS, WIDE_STOPS, text_units, with_units
 from tests.unit.kv_transfer.layouts import layout_of
 
@@ -64,9 +68,10 @@ def test_a_line_is_a_unit(text):
 
 
 def test_a_statement_of_code_is_a_unit():
-    """A short one joins the next, such as the `import`; the last of a function joins the one before it."""
+    """The last of a function joins the one before it. A definition is a label, which joins nothing."""
     assert units(CODE) == [
-        "import os\n\ndef first(number):\n",
+        "import os\n\n",
+        "def first(number):\n",
         '    """It adds one to the number."""\n',
         "    result = number + 1\n    return result\n\n",
         'def second(text, separator=", "):\n',
@@ -91,7 +96,7 @@ def test_the_indent_of_each_unit():
     """That of the line in which it begins, after blank lines, in spaces and tabs."""
     long = " ".join(["word"] * 100)
     text = f"def first(number, other, third):\n    {LONG}. {LONG}.\n\n\t\tx = {long}\n{LONG}.\n"
-    starts, indents, _ = text_units(text, words(text))
+    starts, indents, *_ = text_units(text, words(text))
     at = [words(text)[start][0] for start in starts.tolist()]
     assert indents.tolist() == [0, 4, 4, 2, 2, 0]
     assert [text[place:].lstrip()[:8] for place in at] == [
@@ -117,7 +122,7 @@ def test_numbered_lines_have_the_indents_of_the_text(form):
     )
     plain = text_units(text, words(text))[1]
     shown = numbered(text, form, 7)
-    starts, indents, _ = text_units(shown, words(shown))
+    starts, indents, *_ = text_units(shown, words(shown))
     assert set(plain.tolist()) == set(indents.tolist()) == {0, 4}
     of_line = {}
     for start, indent in zip(starts.tolist(), indents.tolist(), strict=True):
@@ -139,7 +144,7 @@ def test_a_number_alone_is_text():
 
 @pytest.mark.parametrize("text", ["\n\n  \n", "   ", "a", "  a\n  "])
 def test_a_text_of_little_else_than_white_space_has_units(text):
-    starts, indents, _ = text_units(text, letters(text))
+    starts, indents, *_ = text_units(text, letters(text))
     assert starts.tolist() == [0]
     assert indents.size == 1
 
@@ -189,7 +194,8 @@ def test_the_last_unit_of_a_message_joins_the_one_before_it():
     st.lists(st.floats(0, 1), max_size=5),
 )
 def test_units_of_any_tokens_of_any_text(text, sizes, places):
-    """They begin at 0, ascend, have every edge, and none is longer than LONGEST. Short are only those at an edge."""
+    """They begin at 0, ascend, have every edge, and none is longer than LONGEST. Short are only those at an edge, if
+    the text has no labels."""
     ends = np.minimum(np.cumsum(sizes), len(text)).tolist()
     offsets = [(0, 0), *zip([0, *ends], [*ends, len(text)], strict=False)]
     edges = sorted(int(place * len(offsets)) for place in places)
@@ -201,6 +207,9 @@ def test_units_of_any_tokens_of_any_text(text, sizes, places):
     lengths = np.diff(starts, append=len(offsets))
     assert lengths.max() <= LONGEST
     hard = {0, *edges, len(offsets)}
+    with patch("router.prompt.units.labels_of", lambda *_: labels_of("", codes_of(""), Lines.of(codes_of(""), ""))):
+        starts = text_units(text, offsets, edges)[0]
+    lengths = np.diff(starts, append=len(offsets))
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
         assert length >= MIN_TOKENS or {start, start + length} <= hard
 

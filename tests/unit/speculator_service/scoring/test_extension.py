@@ -184,6 +184,19 @@ def test_what_is_linked_with_an_important_line_comes_with_it() -> None:
     assert late == [[True, False], [True, True]]
 
 
+def test_late_text_is_not_read_under_the_label_of_another() -> None:
+    """Lines 40 and 50 are late. Line 38, the label of line 40, comes with it. That of line 50 stands already."""
+    prompt = in_lines(second([40, 50], keep_rate=0.13))
+    headings = np.arange(prompt.layout.units.size, dtype=np.int32)
+    standing = int(KNOWN.positions[KNOWN.positions < min(DOCUMENT) + SIZE // 2][-1]) // CHUNK
+    headings[40], headings[50] = 38, standing
+    kept = extend(of_text(prompt, indents=np.zeros_like(headings), headings=headings), KNOWN)
+    new = kept.positions[kept.reused :].tolist()
+    late = [position for position in new if position in set(DOCUMENT)]
+    assert late[:CHUNK] == chunk(50)
+    assert late[CHUNK : 3 * CHUNK] == [*chunk(38), *chunk(40)]
+
+
 def test_max_keep_bounds_the_extended_prompt() -> None:
     important = [40, 41, 20, 21, 22, 23, 24]
     size = extend(second(important), KNOWN).positions.size

@@ -39,6 +39,8 @@ def texts(draw):
     indents = draw(st.just([]) | st.lists(st.integers(0, 3), min_size=units.size, max_size=units.size))
     unit = st.integers(0, units.size - 1)
     links = draw(st.sets(st.tuples(unit, unit).filter(lambda pair: pair[0] <= pair[1]), max_size=4)) if indents else []
+    named = draw(st.booleans())
+    headings = [draw(st.integers(max(0, unit - 4), unit)) for unit in range(units.size)] if named else []
     return (
         scores,
         options,
@@ -47,7 +49,18 @@ def texts(draw):
         units,
         np.array(indents, np.int32),
         np.array([*links], np.int32).reshape(-1, 2),
+        np.array(headings, np.int32),
     )
+
+
+def naive_labels(free, ranks, headings):
+    """The ranks, where a label ranks as high as the best that it names. What is kept anyway counts as the best."""
+    found, best = dict(ranks), dict(ranks)
+    for unit in reversed(range(len(headings))):
+        if (heading := headings[unit]) != unit:
+            value = best[unit] if free[unit] else max(ranks.values())
+            best[heading] = found[heading] = max(best[heading], value)
+    return found
 
 
 def naive_ranks(free, starts, means, indents, links):
@@ -81,7 +94,7 @@ def naive_ranks(free, starts, means, indents, links):
     return ranks
 
 
-def naive_text_select(scores, options, spans, regions, units, indents, links):
+def naive_text_select(scores, options, spans, regions, units, indents, links, headings):
     """The rule for units of text with sorted() and sets: as many as are enough in the order of their means, the first
     in the order of their ranks.
     """
@@ -91,7 +104,12 @@ def naive_text_select(scores, options, spans, regions, units, indents, links):
     fixed = set(range(max(0, prompt - options.protect_last), prompt)).union(*(range(*span) for span in spans))
     free = [set(range(a, b)) - fixed for a, b in itertools.pairwise([*units.tolist(), prompt])]
     means = {unit: math.fsum(scores[m] for m in free[unit]) / max(1, len(free[unit])) for unit in range(len(free))}
-    ranks = naive_ranks(free, [*units.tolist(), prompt], means, indents.tolist(), links.tolist())
+    ranks = (
+        means
+        if not indents.size
+        else naive_ranks(free, [*units.tolist(), prompt], means, indents.tolist(), links.tolist())
+    )
+    ranks = naive_labels(free, ranks, headings.tolist())
     keep = set(fixed)
     rules = [(set(range(start, end)), rate) for start, end, rate in regions]
     rules.append((set(range(prompt)).difference(*(place for place, _ in rules)), options.fixed_rate))
@@ -114,6 +132,9 @@ def naive_text_select(scores, options, spans, regions, units, indents, links):
             if kept_tokens < (taken if rate is None else least):
                 keep |= free[unit]
                 kept_tokens += len(free[unit])
+    for unit in reversed(range(headings.size)):  # a label is after what it names here
+        if headings[unit] != unit and free[unit] <= keep:
+            keep |= free[int(headings[unit])]
     return sorted(keep)
 
 
@@ -121,10 +142,27 @@ def naive_text_select(scores, options, spans, regions, units, indents, links):
 def test_units_of_text_equal_the_naive_rule(problem):
     scores, options, spans, regions, *of_text = problem
     with patch.multiple("speculator_service.scoring.units", NESTED_TOKENS=NESTED, GROUP_TOKENS=GROUP):
-        units, indents, links = of_text
-        layout = layout_of(spans, regions, units=units, indents=indents, links=links)
+        units, indents, links, headings = of_text
+        layout = layout_of(spans, regions, units=units, indents=indents, links=links, headings=headings)
         positions, _ = select(torch.tensor(scores), options, layout)
     assert positions.tolist() == naive_text_select(scores, options, spans, regions, *of_text)
+
+
+@given(texts())
+def test_every_kept_unit_has_its_labels(problem):
+    """By whatever rule. Without regions, they count in the rate: it is passed by the last unit at most, and by the
+    labels of what is kept anyway."""
+    scores, options, spans, regions, units, indents, links, headings = problem
+    layout = layout_of(spans, regions, units=units, indents=indents, links=links, headings=headings)
+    kept = set(select(torch.tensor(scores), options, layout)[0].tolist())
+    whole = [set(range(a, b)) <= kept for a, b in itertools.pairwise([*units.tolist(), len(scores)])]
+    assert all(whole[heading] for unit, heading in enumerate(headings.tolist()) if whole[unit])
+    if options.fixed_rate is not None and not regions and len(headings):
+        fixed = layout.fixed(len(scores), options.protect_last)
+        free = np.add.reduceat((~fixed).astype(int), units)
+        anyway = layout.labels_of(free == 0)
+        budget = math.ceil(Fraction(repr(options.fixed_rate)) * int(free.sum()))
+        assert len(kept) - fixed.sum() < budget + free.max() + free[anyway].sum() + 1
 
 
 def test_units_of_text_are_taken_until_their_tokens_are_enough():

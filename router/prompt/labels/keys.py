@@ -1,0 +1,64 @@
+"""Labels before a colon: "Source: x", the speaker of a turn, "Passage 7:", the first field of a record."""
+
+import re
+from collections import Counter
+
+import numpy as np
+
+from router.prompt.codes import Codes, among
+from router.prompt.labels.forms import REST
+from router.prompt.labels.marks import Marks, TextLines
+
+LEAST = 3
+"""So often a word that is not known as a label must stand before a colon."""
+MOSTLY = 0.8
+"""Share of the lines. A field that follows a blank line so often begins a record."""
+LONGEST_QUESTION = 160
+"""Characters. The question is the label of its answer."""
+LONGEST_KEY = 64
+"""Characters."""
+MOST_WORDS = 6
+_KNOWN = re.compile(
+    r"(?:source|title|file ?name|file|path|url|uri|link|document|doc|passage|page|section|chapter|article|paragraph"
+    r"|topic|subject|from|reference|ref|snippet|chunk|result|excerpt|record|entry|case|step|day|session|service|host"
+    r"|server|repository|repo|commit|table|sheet|channel|thread|question|q|quelle|titel|datei|dokument|fuente"
+    r"|t\u00edtulo|documento|archivo|fichier|titre|\u6765\u6e90|\u6807\u9898|\u6587\u4ef6|\u51fa\u5178|\u30bd\u30fc\u30b9)$"
+)
+_DIGITS = re.compile(r"\d+(?:[.:,]\d+)*")
+_QUESTIONS = ("q", "question")
+
+
+def add_keys(marks: Marks, text: str, codes: Codes, lines: TextLines) -> None:
+    """Add the marks of these forms. text, codes, lines: of the same text."""
+    if not lines.raw.size:
+        return
+    following = np.append(codes[1:], ord("\n"))
+    colons = np.flatnonzero(((codes == ord(":")) & among(following, " \t\r\n*")) | (codes == ord("\uff1a")))
+    colon = np.append(colons, codes.size + LONGEST_KEY)[np.searchsorted(colons, lines.first)]
+    near = (colon - lines.first <= LONGEST_KEY) & (colon < lines.end) & (lines.indents <= 1)
+    near &= ~among(codes[lines.first], "0123456789#<[({@|=+-/\"'")
+    numbers, ends, keys = [], [], []
+    places = np.flatnonzero(near)
+    for number, end in zip(places.tolist(), (colon[places] + 1).tolist(), strict=True):
+        key = text[lines.places[1][number] : end - 1].strip("*")
+        if key and key[0].isalpha() and key.count(" ") < MOST_WORDS:
+            numbers.append(number)
+            ends.append(end + 2 * (text[end : end + 2] == "**"))
+            keys.append(key.lower() if key.isalpha() else _DIGITS.sub("", key).lower().strip(" #.[]()"))
+    counts = Counter(keys)
+    fresh = Counter(key for number, key in zip(numbers, keys, strict=True) if lines.fresh[number])
+    begins_record = {key for key, count in counts.items() if count >= LEAST and fresh[key] >= MOSTLY * count}
+    members = {key for key, count in counts.items() if count >= LEAST and fresh[key] < count / 2}
+    known = {key for key in counts if _KNOWN.match(key)}
+    named = {key for key, count in counts.items() if count >= LEAST and not (begins_record and key in members)}
+    whole = known | (begins_record if members else set())
+    raw, _, stops, after = lines.places
+    for number, end, key in zip(numbers, ends, keys, strict=True):
+        if key not in named and key not in known:
+            continue
+        group, rest = f"key {key}" if key in known else "speaker", stops[number] - end
+        is_title = rest <= REST and text[stops[number] - 1] not in ".!?"
+        if rest <= 0 or (key in whole and is_title) or (key in _QUESTIONS and rest <= LONGEST_QUESTION):
+            marks.add(raw[number], after[number], group)
+        else:
+            marks.add(raw[number], end, group, inline=True)

@@ -1,0 +1,93 @@
+"""Labels in tags: opening tags with their attributes, HTML headings and the header rows of HTML tables."""
+
+import re
+from collections.abc import Sequence
+
+from router.prompt.labels.marks import Marks
+
+SHORT_ELEMENT = 200
+"""Characters. An element without attributes and others inside that is not longer is text, not a label with text."""
+SHORT_CHILD = 100
+"""Characters."""
+LONGEST_HEADER = 2000
+_LINE_END = re.compile(r"[ \t]*\r?\n")
+_TAG = re.compile(r"<(/?)([A-Za-z_][\w:.-]{0,60})((?:\s[^<>]{0,400})?)(/?)>")
+_LAYOUT = frozenset(
+    re.findall(
+        r"\w+",
+        "html head body div span p ul ol li dl dt dd tr td th thead tbody tfoot colgroup col br hr a b i u s em strong"
+        " img small big sub sup font center pre code tt kbd blockquote style script link meta input button form label"
+        " nav header footer main svg path g think",
+    )
+)
+"""HTML elements that name nothing."""
+
+
+_Tag = tuple[int, int, str, str, str, str]
+"""Where it starts and ends, the slash of an end tag, the name, the attributes, and the slash of an empty element."""
+
+
+def add_tags(marks: Marks, text: str) -> None:
+    """Add the marks of these forms."""
+    if "<" not in text:
+        return
+    found: list[_Tag] = [
+        (*match.span(), match[1], match[2].lower(), match[3].strip(), match[4]) for match in _TAG.finditer(text)
+    ]
+    closed = {name for _, _, slash, name, *_ in found if slash}
+    depths: dict[str, int] = {}
+    skipped, after = -1, -1  # an end tag that belongs to a short element; the end of the last header
+    for number, (start, end, slash, name, attributes, empty) in enumerate(found):
+        if start < after or number == skipped or empty:
+            continue
+        following = found[number + 1] if number + 1 < len(found) else None
+        ends_next = following is not None and following[2] == "/" and following[3] == name
+        if len(name) == 2 and name[0] == "h" and name[1] in "123456":
+            if not slash and ends_next and following is not None:
+                if text[end : following[0]].strip():
+                    marks.add(start, _line_end(text, following[1]), "heading", int(name[1]))
+                skipped = number + 1
+        elif name == "th" and not slash:
+            end = text.find("</tr", end, end + LONGEST_HEADER)
+            row = text.rfind("<tr", max(0, start - 200), start)
+            if end > 0 and row >= 0 and text.find("<td", start, end) < 0:
+                after = end = text.find(">", end) + 1 or end
+                marks.add(row, end, "html table")
+        elif name == "table":
+            if slash:
+                marks.add(end, end, "html table", closes=True)
+        elif name not in _LAYOUT:
+            if slash:
+                depth = depths.get(name, 0)
+                depths[name] = max(0, depth - 1)
+                if depth:
+                    marks.add(start, end, f"tag {name}", depth, closes=True)
+            elif not attributes and ends_next and following is not None and following[0] - end <= SHORT_ELEMENT:
+                skipped = number + 1
+            elif name in closed:
+                depths[name] = depths.get(name, 0) + 1
+                named = end if attributes else _first_child(text, found[number + 1 : number + 3], end)
+                marks.add(start, _line_end(text, named), f"tag {name}", depths[name])
+            elif _is_alone(text, start, end):
+                marks.add(start, _line_end(text, end), f"tag {name}")
+
+
+def _is_alone(text: str, start: int, end: int) -> bool:
+    """Whether the tag is all of its line."""
+    return (not start or text[start - 1] == "\n") and text[end : end + 1] in ("", "\n", "\r")
+
+
+def _line_end(text: str, end: int) -> int:
+    """The end of the line, if only white space stands between."""
+    found = _LINE_END.match(text, end)
+    return found.end() if found else end
+
+
+def _first_child(text: str, following: Sequence[_Tag], end: int) -> int:
+    """The end of the first child element, if it is short: the name of a record is often one. Else `end`. following: the
+    two tags after an opening tag, which ends at `end`."""
+    if len(following) < 2:
+        return end
+    child, close = following
+    is_child = not child[2] and close[2] == "/" and close[3] == child[3] and not text[end : child[0]].strip()
+    return close[1] if is_child and close[0] - child[1] <= SHORT_CHILD else end
