@@ -41,6 +41,8 @@ STOPS = ".!?\u061f\u06d4\u0964\u0965"
 """Ends of a sentence, if white space follows: also those of Arabic, Urdu and Hindi."""
 WIDE_STOPS = "\u3002\uff01\uff1f"
 """Chinese and Japanese ends of a sentence; no white space follows them."""
+WIDE_CLOSING = "\u300d\u300f\uff09\u3011\u3009\u300b\u201d\u2019"
+"""Quotation marks and brackets that close behind such an end, and belong to its sentence."""
 
 
 class TextUnits(NamedTuple):
@@ -153,12 +155,20 @@ def _line_and_sentence_starts(codes: Codes, text: str) -> npt.NDArray[np.int64]:
     stops[1:] |= closing[1:] & stops[:-1]
     sentences, begins = np.zeros((2, codes.size + 1), bool)
     sentences[1:-1] = stops[:-1] & space[1:]  # "3.5" and "a.b" are no ends
-    begins[1:] = among(codes, "\n" + WIDE_STOPS)
+    begins[1:] = among(codes, "\n") | _wide_ends(codes)
     begins[2:] |= among(codes, "}")[:-1] & among(codes, ",")[1:]
     ends = np.flatnonzero(sentences[:-1])
     sentences[ends[np.fromiter((is_abbreviation(text, end) for end in ends.tolist()), bool, ends.size)]] = False
     found = np.flatnonzero(begins[:-1] | sentences[:-1])
     return found[begins[found] | (np.diff(found, prepend=0) > NUMBER_CHARACTERS)]
+
+
+def _wide_ends(codes: Codes) -> npt.NDArray[np.bool_]:
+    """The last character of each Chinese or Japanese sentence, bool [C]: a stop, or one of two marks that close it."""
+    ends, closing = among(codes, WIDE_STOPS), among(codes, WIDE_CLOSING)
+    for _ in range(2):
+        ends[1:] |= closing[1:] & ends[:-1]
+    return ends & ~np.r_[ends[1:], False]
 
 
 def _strengths(codes: Codes, lines: Lines, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

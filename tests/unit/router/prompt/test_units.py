@@ -163,6 +163,12 @@ def test_a_sentence_is_a_unit():
     assert units("".join(chinese), letters("".join(chinese))) == chinese
 
 
+@pytest.mark.parametrize("end", ["。」", "！』」", "？！", "。）", "。”"])
+def test_marks_that_close_a_wide_sentence_belong_to_it(end):
+    spoken = [f"「一只猫坐在红色的大垫子上面{end}", "她说那只猫今天不想出去玩耍。"]
+    assert units("".join(spoken * 2), letters("".join(spoken * 2))) == spoken * 2
+
+
 def test_json_records_on_one_line_are_units():
     records = [f'{{"invoice": {number}, "total": {2 * number}}}' for number in range(10, 13)]
     text = f"[{', '.join(records)}]"
