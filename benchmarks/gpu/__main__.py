@@ -21,9 +21,10 @@ from benchmarks.gpu import ttft as first_token
 from benchmarks.gpu import turns as conversations
 from benchmarks.gpu.engines import device_named, running_pair
 from benchmarks.gpu.presets import MODELS, preset
-from benchmarks.gpu.proof.checks import Settings
-from benchmarks.gpu.proof.plan import ORACLES, ROOT, STEPS
-from benchmarks.gpu.proof.runner import Proof
+from benchmarks.gpu.proof.plan import ORACLES, STEPS
+from benchmarks.gpu.steps.checks import Settings
+from benchmarks.gpu.steps.runner import Runner
+from benchmarks.gpu.steps.step import ROOT
 from benchmarks.report.machine import machine
 from skim_common.errors import SkimError
 from skim_common.models.source import located
@@ -222,7 +223,7 @@ def proof(
         raise SkimError("the proof compares engines with tests/reference: run it in a checkout of the repository")
     if unknown := set(chosen) - {step.name for step in STEPS}:
         raise SkimError(f"there is no step {min(unknown)!r}: --list names them")
-    made = Proof(STEPS, Settings(device, toy), json_file, machine(), minutes, partial(print, flush=True), jobs)
+    made = Runner(STEPS, Settings(device, toy), json_file, machine(), minutes, partial(print, flush=True), jobs)
     if not made.run(chosen, again=again):
         raise typer.Exit(1)
 

@@ -15,8 +15,8 @@ from benchmarks.gpu import decode as decoding
 from benchmarks.gpu import ttft as first_token
 from benchmarks.gpu.engines import running_pair
 from benchmarks.gpu.presets import configs, make_folder, preset
-from benchmarks.gpu.proof.checks import Checks, Settings
 from benchmarks.gpu.proof.engines import stopped, tell_what_runs
+from benchmarks.gpu.steps.checks import Checks, Settings
 from kv_transfer.options import SelectionOptions
 from skim_common.environment import with_environment
 from speculator_service.engine import ScoreRequest
