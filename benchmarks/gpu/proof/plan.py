@@ -14,7 +14,9 @@ _SPECULATOR = (f"{_HERE}/speculator.py", *_SHARED, "kv_transfer", "speculator_se
 _TARGET = (f"{_HERE}/target.py", *_SHARED, "kv_transfer", "target_service", "vllm_hooks")
 _DRAFTS = (f"{_HERE}/drafts.py", *_TARGET)
 _HYBRID = (f"{_HERE}/hybrid.py", f"{_HERE}/drafts.py", *_SPECULATOR, *_TARGET)
-_MEASURED = tuple(f"benchmarks/gpu/{name}.py" for name in ("decode", "engines", "presets", "ttft", "vllm_pair"))
+_MEASURED = tuple(
+    f"benchmarks/gpu/{name}.py" for name in ("arithmetic", "decode", "engines", "presets", "ttft", "vllm_pair")
+)
 _SERVICES = ("cluster/in_process", "kv_transfer", "speculator_service", "target_service", "vllm_hooks")
 _PAIR = (f"{_HERE}/headline.py", *_SHARED, *_MEASURED, *_SERVICES)
 
@@ -27,7 +29,6 @@ STEPS: Sequence[Step] = (
     Step("target-64", "restored positions, D = 64", f"{_MODULES}.target:narrow", 300, _TARGET),
     Step("sampling", "verified drafts, sampled", f"{_MODULES}.drafts:sampled", 240, _DRAFTS),
     Step("scoring", "the scoring kernels at real sizes", f"{_MODULES}.kernels:scoring", 120, _SCORING, alone=True),
-    Step("ttft", "time to first token", f"{_MODULES}.headline:ttft", 420, _PAIR, alone=True),
     Step("decode", "decoding speed", f"{_MODULES}.headline:decode", 420, _PAIR, alone=True),
     Step("target-128", "restored positions, D = 128", f"{_MODULES}.target:wide", 300, _TARGET),
     Step("speculator-demo", "scores and drafts, D = 64", f"{_MODULES}.speculator:demo", 240, _SPECULATOR),

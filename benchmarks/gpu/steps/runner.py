@@ -163,8 +163,9 @@ class Runner:
         last = next(reversed(_tail(log)), "its log is empty")
         return f"the process ended with {how}: {last[:200]}"
 
-    def _write(self) -> None:
-        text = {
+    def journal(self) -> dict[str, Any]:
+        """What is in the file."""
+        return {
             "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
             "machine": self.machine,
             "settings": asdict(self.settings),
@@ -172,9 +173,11 @@ class Runner:
             "seconds": sum(entry["seconds"] for entry in self._entries.values()),
             "steps": self._entries,
         }
+
+    def _write(self) -> None:
         with self._writing:
             making = self.file.with_name(self.file.name + ".new")
-            making.write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+            making.write_text(json.dumps(self.journal(), indent=2) + "\n", encoding="utf-8")
             making.replace(self.file)
 
 

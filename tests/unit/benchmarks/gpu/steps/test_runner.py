@@ -62,7 +62,7 @@ def test_every_step_has_a_result(proof, result, told):
     assert steps["passes"]["checks"][0] == {"name": "equal", "status": "PASS", "number": 3, "says": "things are equal"}
     assert [step["status"] for step in steps.values()] == ["PASS", "SKIP"]
     assert result()["status"] == "PASS"
-    assert result()["settings"] == {"device": "cpu", "toy": True}
+    assert result()["settings"] == asdict(SETTINGS)
     assert result()["machine"] == MACHINE
     assert any("PASS  equal" in line and "3  things are equal" in line for line in told)
 
