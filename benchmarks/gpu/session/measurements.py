@@ -1,6 +1,7 @@
 """What each step of the session measures. Its result is `NAME.json` in the session's folder, also while it runs."""
 
 import asyncio
+import json
 import subprocess
 import sys
 import tempfile
@@ -11,18 +12,22 @@ from typing import Any
 from benchmarks.gpu import served as answers_over_http
 from benchmarks.gpu import ttft as first_token
 from benchmarks.gpu.engines import running_pair
+from benchmarks.gpu.memory import device_memory
 from benchmarks.gpu.presets import configs, make_folder, preset
 from benchmarks.gpu.session.result import Result
 from benchmarks.gpu.steps.checks import Checks, Settings
-from benchmarks.gpu.systems import Systems
+from benchmarks.gpu.systems import GPU_SHARES, Systems
 from benchmarks.gpu.vllm_pair import make_profile
 from benchmarks.load import interference
 from benchmarks.report.machine import machine
 from benchmarks.report.statistics import in_words
+from cluster.plan.gpus import GIB
 
 DEMO = Path(__file__).parents[3] / "demo_models"
 REAL = {"target": "qwen-coder-1.5b", "speculator": "qwen-coder-0.5b"}
 """Folders of the real pair: Qwen2.5-Coder 0.5B for 1.5B."""
+THREE_TARGETS = 100 * GIB
+"""Memory of a GPU that holds three targets of preset 8b and its speculator."""
 
 
 def real_pair(settings: Settings) -> dict[str, str] | None:
@@ -92,7 +97,7 @@ async def _first_token(
 
 def load(settings: Settings, checks: Checks) -> None:
     """A stream beside two cold prompts: the share of its speed that is kept, on Skim and on stock servers."""
-    size, tokens, chunks = ("toy", 512, (256,)) if settings.toy else ("8b", 32768, (2048, 8192))
+    size, tokens, chunks = ("toy", 512, (256,)) if settings.toy else ("8b", 32768, chunks_that_fit(settings.device))
     longest = tokens + interference.STREAM_PROMPT + 128
     file = Result(settings, "load")
     with tempfile.TemporaryDirectory(prefix="skim-gpu-") as folder:
@@ -100,7 +105,7 @@ def load(settings: Settings, checks: Checks) -> None:
         target, speculator = (make_folder(config, Path(folder) / role) for config, role in zip(both, REAL, strict=True))
         heads = make_profile(speculator)
         systems = Systems(
-            settings.device, target, speculator, longest, 16, chunks, random=True, heads=heads, decode="none"
+            settings.device, target, speculator, longest, 10, chunks, random=True, heads=heads, decode="none"
         )
         wanted = interference.InterferenceSettings(
             f"the target of preset {size}", f"its speculator, on {settings.device}", prompt_tokens=tokens,
@@ -124,6 +129,11 @@ def load(settings: Settings, checks: Checks) -> None:
         checks.measured(row["system"], row["share"]["median"], f"{says} token {row['first_ms']['median']:.0f} ms")
 
 
+def chunks_that_fit(device: str) -> tuple[int, ...]:
+    """The chunks of the stock servers beside Skim. Each of three 8B targets needs about 28 GiB."""
+    return (2048, 8192) if device_memory(device)[0] >= THREE_TARGETS else (8192,)
+
+
 def answers(settings: Settings, checks: Checks) -> None:
     """`skim eval --questions` with the real pair; with the demo pair at toy size."""
     pair = real_pair(settings) or ({role: str(DEMO / role) for role in REAL} if settings.toy else None)
@@ -132,8 +142,19 @@ def answers(settings: Settings, checks: Checks) -> None:
         checks.skip("natural questions", f"there is not {missing}")
         return
     file = Path(settings.folder) / "answers.json"
-    words = ["eval", "--questions", settings.questions, "--json", str(file)]
-    words += [word for role, folder in pair.items() for word in (f"--{role}", folder)]
+    words = [
+        "eval",
+        "--questions",
+        settings.questions,
+        "--json",
+        str(file),
+        "--resume",
+        str(file.with_suffix(".jsonl")),
+    ]
+    for role, folder in pair.items():
+        words += [f"--{role}", folder]
+        if settings.device == "cuda":  # both engines share the GPU
+            words += [f"--{role}-options", json.dumps({"gpu_memory_utilization": GPU_SHARES[role]})]
     done = subprocess.run([sys.executable, "-c", "from cluster.commands.cli import main; main()", *words], check=False)
     right = done.returncode == 0 and file.exists()
     checks.judge("skim eval", right, done.returncode, "is its exit code, 0 if answers.json has the answers")

@@ -7,6 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.gpu import __main__ as cli
+from benchmarks.gpu.memory import GIB, weight_bytes
+from benchmarks.gpu.presets import configs, preset
 from benchmarks.gpu.proof.plan import STEPS as PROOF
 from benchmarks.gpu.session import measurements
 from benchmarks.gpu.session.plan import STEPS
@@ -112,3 +114,14 @@ def test_natural_questions_need_a_real_pair_and_a_file(tmp_path):
         (tmp_path / "models" / name).mkdir(parents=True)
         (tmp_path / "models" / name / "config.json").write_text("{}")
     assert says(models=str(tmp_path / "models")) == "there is not a file of questions (--questions)"
+
+
+@pytest.mark.parametrize(("gib", "chunks"), [(139, (2048, 8192)), (79, (8192,))])
+def test_stock_servers_that_fit_beside_skim(monkeypatch, gib, chunks):
+    monkeypatch.setattr(measurements, "device_memory", lambda device: (gib * GIB, gib * GIB))
+    assert measurements.chunks_that_fit("cuda") == chunks
+    target, speculator = configs(preset("8b"))
+    kv = 10 * (1 + len(chunks)) + 10 / 3
+    weights = (weight_bytes(target) * (1 + len(chunks)) + weight_bytes(speculator)) / GIB
+    working = 3 * (2 + len(chunks))
+    assert kv + weights + working < gib
