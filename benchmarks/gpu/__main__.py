@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu ttft|turns|decode|scoring|proof`: measure on a GPU, and write JSON files and plots."""
+"""`python -m benchmarks.gpu session|ttft|decode|scoring|proof`: measure on a GPU, and write JSON files and plots."""
 
 import asyncio
 import json
@@ -18,15 +18,16 @@ from benchmarks.commands.lists import values
 from benchmarks.gpu import decode as decoding
 from benchmarks.gpu import scoring as scores
 from benchmarks.gpu import ttft as first_token
-from benchmarks.gpu import turns as conversations
 from benchmarks.gpu.engines import device_named, running_pair
-from benchmarks.gpu.presets import MODELS, preset
-from benchmarks.gpu.proof.checks import Settings
-from benchmarks.gpu.proof.plan import ORACLES, ROOT, STEPS
-from benchmarks.gpu.proof.runner import Proof
+from benchmarks.gpu.presets import preset
+from benchmarks.gpu.proof.plan import ORACLES, STEPS
+from benchmarks.gpu.session.plan import STEPS as SESSION
+from benchmarks.gpu.session.summary import hand_out, summary
+from benchmarks.gpu.steps.checks import Settings
+from benchmarks.gpu.steps.runner import Runner
+from benchmarks.gpu.steps.step import ROOT
 from benchmarks.report.machine import machine
 from skim_common.errors import SkimError
-from skim_common.models.source import located
 
 app = typer.Typer(
     help="Measure models of real sizes with random weights on one GPU.",
@@ -39,9 +40,6 @@ console = Console(highlight=False)
 PresetName = Annotated[str, typer.Option("--preset", metavar="8b|32b|toy", help="Sizes of both models.")]
 Device = Annotated[
     str, typer.Option(metavar="auto|cuda|cpu", help="auto is cuda. cpu is for tests with the preset toy.")
-]
-Engine = Annotated[
-    str, typer.Option(metavar="auto|vllm|torch", help="auto takes vLLM if it runs on the device, otherwise torch.")
 ]
 Lengths = Annotated[
     str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens. The default is those of the preset.")
@@ -60,14 +58,18 @@ PlotFile = Annotated[
 def ttft(
     preset_name: PresetName = "8b",
     device: Device = "auto",
-    engine: Engine = "auto",
     lengths: Lengths = "",
     keep_rates: Annotated[
-        str, typer.Option(metavar="RATE[,RATE...]", help="Shares of the prompt that the speculator keeps.")
+        str,
+        typer.Option(metavar="RATE[,RATE...]", help="Shares to keep. default: what the default keeps of that length."),
     ] = "0.1,0.2",
     reads: Annotated[
-        str, typer.Option(metavar="whole[,windows]", help="How the speculator reads the prompt. Windows need vLLM.")
-    ] = "whole",
+        str,
+        typer.Option(
+            metavar="READ[,READ...]",
+            help="How the speculator reads: whole, windows:TOKENS, or windows:TOKENS:all-layers.",
+        ),
+    ] = "whole,windows:4096",
     rounds: Rounds = 3,
     eager: Eager = False,
     json_file: JsonFile = None,
@@ -79,53 +81,24 @@ def ttft(
         preset_name,
         device,
         values(lengths, int, "--lengths") or chosen.lengths,
-        values(keep_rates, float, "--keep-rates"),
+        tuple(_keep_rate(rate) for rate in values(keep_rates, str, "--keep-rates")),
         rounds=rounds,
         reads=values(reads, str, "--reads"),
     )
-    if wrong := set(settings.reads) - {"whole", "windows"}:
-        raise SkimError(f"--reads takes whole and windows, not {min(wrong)}")
+    for read in settings.reads:
+        first_token.Reading.of(read)
 
     async def measure() -> None:
-        async with running_pair(engine, chosen, device, max(settings.lengths), console.print, eager=eager) as pair:
+        async with running_pair(chosen, device, max(settings.lengths), console.print, eager=eager) as pair:
             _finish(first_token, await first_token.run(pair, settings, _progress), json_file, plot_file)
 
     _run(measure())
 
 
 @app.command()
-def turns(
-    speculator: Annotated[Path, typer.Option(metavar="MODEL", help="A real speculator: a folder or a hub name.")],
-    target: Annotated[str, typer.Option(metavar="NAME", help="Whose sizes the target has.")] = "qwen-7b",
-    device: Device = "auto",
-    lengths: Lengths = "8192,32768,98304",
-    conversation_turns: Annotated[int, typer.Option("--turns", min=1, max=20, help="Turns of a conversation.")] = 2,
-    rounds: Rounds = 2,
-    kv_gib: Annotated[float, typer.Option(help="GiB of the KV cache of each target.")] = 12,
-    json_file: JsonFile = None,
-    plot_file: PlotFile = None,
-) -> None:
-    """Time to first token over HTTP: Skim with Ray and both pools on one GPU, and a stock vLLM server beside it."""
-    if target not in MODELS:
-        raise SkimError(f"--target names sizes: choose from {', '.join(MODELS)}")
-    settings = conversations.GpuTurnsSettings(
-        target,
-        located(str(speculator), Path.cwd()),
-        device_named(device),
-        values(lengths, int, "--lengths"),
-        conversation_turns,
-        rounds,
-        kv_gib,
-    )
-    with conversations.started(settings, _progress) as urls:
-        _finish(conversations, conversations.run(settings, urls, _progress), json_file, plot_file)
-
-
-@app.command()
 def decode(
     preset_name: PresetName = "8b",
     device: Device = "auto",
-    engine: Engine = "auto",
     lengths: Lengths = "",
     keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2,
     drafts: Annotated[int, typer.Option(min=1, max=16, help="Number of drafts per verification (K).")] = 4,
@@ -155,7 +128,7 @@ def decode(
     async def measure() -> None:
         # Whole chunks and the protected end can add up to 256 tokens to the keep rate.
         kept = min(longest, int(longest * keep_rate) + 256)
-        pairs = running_pair(engine, chosen, device, longest, console.print, kept=kept, drafts=drafts, eager=eager)
+        pairs = running_pair(chosen, device, longest, console.print, kept=kept, drafts=drafts, eager=eager)
         async with pairs as pair:
             _finish(decoding, await decoding.run(pair, settings, _progress), json_file, plot_file)
 
@@ -222,9 +195,46 @@ def proof(
         raise SkimError("the proof compares engines with tests/reference: run it in a checkout of the repository")
     if unknown := set(chosen) - {step.name for step in STEPS}:
         raise SkimError(f"there is no step {min(unknown)!r}: --list names them")
-    made = Proof(STEPS, Settings(device, toy), json_file, machine(), minutes, partial(print, flush=True), jobs)
+    made = Runner(STEPS, Settings(device, toy), json_file, machine(), minutes, partial(print, flush=True), jobs)
     if not made.run(chosen, again=again):
         raise typer.Exit(1)
+
+
+@app.command()
+def session(
+    device: Device = "auto",
+    toy: Annotated[bool, typer.Option(help="Small sizes, for a test with --device cpu.")] = False,
+    minutes: Annotated[float, typer.Option(help="Minutes for all steps of this run together.")] = 14,
+    only: Annotated[str, typer.Option(metavar="STEP[,STEP...]", help="Run these steps. The default is all.")] = "",
+    again: Annotated[bool, typer.Option(help="Also run steps that already have a result.")] = False,
+    folder: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Results and logs. A session that is there is continued.")
+    ] = Path("build/gpu-session"),
+    models: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Has qwen-coder-1.5b and qwen-coder-0.5b, for real answers.")
+    ] = None,
+    questions: Annotated[Path | None, typer.Option(metavar="FILE", help="Natural questions for skim eval.")] = None,
+) -> None:
+    """Measure what counts on a GPU, the most valuable first. The exit code is 1 if a step failed or has no result."""
+    device, chosen = device_named(device), values(only, str, "--only")
+    if device == "cpu" and not toy:
+        raise SkimError("the session at real sizes needs a GPU: add --toy to try it on CPU")
+    if unknown := set(chosen) - {step.name for step in SESSION}:
+        raise SkimError(f"there is no step {min(unknown)!r}: choose from {', '.join(step.name for step in SESSION)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "session.json"
+    settings = Settings(device, toy, *(str(path or "") for path in (folder, models, questions)))
+    made = Runner(SESSION, settings, file, machine(), minutes, partial(print, flush=True))
+    made.ended = lambda: hand_out(folder, made.journal())
+    done = made.run(chosen, again=again)
+    made.ended()
+    console.print(summary(made.journal()), markup=False, soft_wrap=True)
+    if not done:
+        raise typer.Exit(1)
+
+
+def _keep_rate(text: str) -> float | str:
+    return text if text == first_token.DEFAULT else values(text, float, "--keep-rates")[0]
 
 
 def _progress(what: str, done: float) -> None:

@@ -47,7 +47,6 @@ async def run(pair: MeasuredPair, settings: GpuDecodeSettings, progress: Progres
         entries.append(await _length(pair, settings, length, report))
     return {
         "machine": began,
-        "engine": pair.engine,
         "settings": vars(settings),
         "memory": pair.memory(),
         "lengths": entries,
@@ -140,7 +139,7 @@ def describe(result: dict[str, Any]) -> str:
         for entry in result["lengths"]
     )
     return (
-        f"Preset `{settings['preset']}` with random weights, engine `{result['engine']}`, keep rate"
+        f"Preset `{settings['preset']}` with random weights, keep rate"
         f" {settings['keep_rate']}, K = {settings['drafts']} drafts per verification, one request at a time,"
         f" {settings['rounds']} rounds. Models of random weights never agree, so acceptance is forced: in `remote a`"
         " each draft is accepted with probability a. `instant` verifies drafts that cost the speculator nothing and"

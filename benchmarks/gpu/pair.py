@@ -1,4 +1,4 @@
-"""The interface of a pair of models to the measurements, for every engine."""
+"""The interface of a pair of models to the measurements."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -34,7 +34,6 @@ class Decoded:
 class MeasuredPair(Protocol):
     """A target and a speculator on one device. Every call runs its whole prefill; nothing comes from a prefix cache."""
 
-    engine: str
     stock: bool
     """Whether `plain` can also decode on a target engine that was started without drafting."""
 
@@ -46,8 +45,12 @@ class MeasuredPair(Protocol):
         """Select with the speculator, then run the target to its first token from the kept prompt."""
         ...
 
-    async def read(self, ids: Int32Array) -> float:
-        """Milliseconds of the speculator's forward over `ids` alone."""
+    async def read(self, ids: Int32Array, window: int | None = None) -> float:
+        """Milliseconds of the speculator's forward over `ids` alone, or over windows of so many tokens at once."""
+        ...
+
+    def skip_layers(self, skips: bool) -> None:
+        """Whether windows are read without the layers above the deepest head from now on."""
         ...
 
     async def read_kept(self, kept: KeptPrompt) -> float:
@@ -72,5 +75,5 @@ class MeasuredPair(Protocol):
         ...
 
     def memory(self) -> dict[str, Any]:
-        """Bytes of memory, by the name of what the engine can measure."""
+        """Bytes of memory, by name."""
         ...

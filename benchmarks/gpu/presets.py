@@ -54,6 +54,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama-8b": _llama(32, 4096, 32, 8, 128, 14336, 128256, False),  # Llama-3.1-8B
     "qwen-7b": _qwen2(28, 3584, 28, 4, 18944, 152064),  # Qwen2.5-7B
     "qwen-32b": _qwen2(64, 5120, 40, 8, 27648, 152064),  # Qwen2.5-32B
+    "qwen3-0.6b": _llama(28, 1024, 16, 8, 128, 3072, 151936, True),  # Qwen3-0.6B, without its norms of queries and keys
     "toy": _llama(4, 256, 4, 2, 64, 512, 1024, False),
     "toy-small": _llama(2, 128, 4, 2, 32, 256, 1024, True),
 }
@@ -70,7 +71,7 @@ class Preset:
 
 PRESETS = {
     "8b": Preset("llama-8b", "llama-1b"),
-    "32b": Preset("qwen-32b", "llama-1b"),
+    "32b": Preset("qwen-32b", "qwen3-0.6b"),
     "toy": Preset("toy", "toy-small", (256, 512)),
 }
 

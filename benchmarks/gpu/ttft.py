@@ -1,53 +1,92 @@
 """Time to first token: dense (the target alone), Skim, and the lower limit of Skim's method.
 
 Everything runs in one process, without router, Ray and network. In each round the lengths take turns, and for each
-length the three measurements take turns. `limit_ms` is the speculator's forward over all tokens plus the target's
-forward over the kept tokens, and nothing else.
+length the three measurements take turns. `limit_ms` is the speculator's forward over all tokens, in windows where Skim
+reads windows, plus the target's forward over the kept tokens, and nothing else. `expected` is the arithmetic.
 """
 
+import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.gpu.arithmetic import Arithmetic, reason
 from benchmarks.gpu.pair import MeasuredPair
+from benchmarks.gpu.presets import configs, preset
+from benchmarks.gpu.vllm_pair import depth_of
 from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
+from cluster.plan.kept import kept_by_default
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import SkimError
 
-Case = tuple[str, float]
-"""How the speculator reads, and the keep rate."""
+DEFAULT = "default"
+"""A keep rate: what the default keeps of a prompt of the length (`cluster.plan.kept`)."""
+
+
+class Reading(NamedTuple):
+    """How the speculator reads a prompt. window: tokens of a window; None: the prompt as a whole. skips: whether
+    windows are read without the layers above the deepest head.
+    """
+
+    window: int | None
+    skips: bool = True
+
+    @classmethod
+    def of(cls, name: str) -> "Reading":
+        """Of `whole`, `windows:4096` or `windows:4096:all-layers`. Raises SkimError for another name."""
+        if name == "whole":
+            return cls(None)
+        if not (found := re.fullmatch(r"windows:(\d+)(:all-layers)?", name)):
+            raise SkimError(f"a way to read is whole, windows:TOKENS or windows:TOKENS:all-layers, not {name}")
+        return cls(int(found[1]), not found[2])
+
+
+class Case(NamedTuple):
+    """How the speculator reads (`Reading`), and the keep rate, a number or `default`."""
+
+    read: str
+    rate: float | str
+
+    def share(self, length: int) -> float:
+        """The share of a prompt of so many tokens to keep."""
+        return kept_by_default(length) if isinstance(self.rate, str) else self.rate
 
 
 @dataclass(frozen=True)
 class GpuTtftSettings:
-    """preset: a name in presets.PRESETS. reads: how the speculator reads, `whole` or `windows` (vLLM only).
+    """preset: a name in presets.PRESETS. reads: how the speculator reads the prompt, see `Reading`.
 
-    rounds: measured rounds, after one warm-up round. look_ahead: of `whole`.
+    rounds: measured rounds, after a warm-up with the shortest prompt. look_ahead: of `whole`.
     """
 
     preset: str
     device: str
     lengths: tuple[int, ...]
-    keep_rates: tuple[float, ...] = (0.1, 0.2)
+    keep_rates: tuple[float | str, ...] = (0.1, 0.2)
     look_ahead: int = 8
     rounds: int = 3
     reads: tuple[str, ...] = ("whole",)
 
     @property
     def cases(self) -> list[Case]:
-        """What is measured of a prompt."""
-        return [(read, rate) for read in self.reads for rate in self.keep_rates]
+        """What is measured of a prompt. All layers are compared at the first keep rate only."""
+        return [
+            Case(read, rate)
+            for read in self.reads
+            for rate in (self.keep_rates if Reading.of(read).skips else self.keep_rates[:1])
+        ]
 
-    def options(self, case: Case) -> SelectionOptions:
+    def options(self, case: Case, length: int) -> SelectionOptions:
         """The options of a selection."""
-        read, rate = case
-        return SelectionOptions.model_validate({"keep_rate": rate, "look_ahead": self.look_ahead, "read": read})
+        window = Reading.of(case.read).window
+        read = {"read": "windows", "window_tokens": window} if window else {"read": "whole"}
+        return SelectionOptions.model_validate({"keep_rate": case.share(length), "look_ahead": self.look_ahead, **read})
 
 
 def prompt_ids(length: int, seed: int) -> Any:
@@ -55,61 +94,83 @@ def prompt_ids(length: int, seed: int) -> Any:
     return np.random.default_rng(seed).integers(16, 700, length, dtype=np.int32)
 
 
-async def run(pair: MeasuredPair, settings: GpuTtftSettings, progress: Progress = silent) -> dict[str, Any]:
+async def run(
+    pair: MeasuredPair,
+    settings: GpuTtftSettings,
+    progress: Progress = silent,
+    partial: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> dict[str, Any]:
     """Measure. `rows`: one per length and case, with medians over the rounds.
 
-    Raises SkimError for windows with an engine that does not read them.
+    partial: called with the result so far, after each length of a measured round.
     """
-    if "windows" in settings.reads and pair.engine != "vllm":
-        raise SkimError(f"engine {pair.engine} reads no windows: choose --reads whole or --engine vllm")
     began = machine()
-    seen: dict[tuple[int, Case], list[dict[str, float]]] = {
-        (length, case): [] for length in settings.lengths for case in settings.cases
-    }
-    for round in range(settings.rounds + 1):
+    sizes = configs(preset(settings.preset))
+    arithmetic = Arithmetic.of(*sizes, began["gpu"])
+    depth = depth_of(sizes[1]["num_hidden_layers"]) / sizes[1]["num_hidden_layers"]
+    seen: dict[tuple[int, Case], list[dict[str, float]]] = {}
+
+    def result() -> dict[str, Any]:
+        rows = [
+            _row(length, case, runs, arithmetic, depth) for (length, case), runs in sorted(seen.items(), key=_order)
+        ]
+        return {"machine": began, "settings": vars(settings), "memory": pair.memory(), "rows": rows}
+
+    progress("warming up", 0)
+    await _length(pair, settings, min(settings.lengths), 0)
+    for round in range(1, settings.rounds + 1):
         for index, length in enumerate(settings.lengths):
-            done = (round + index / len(settings.lengths)) / (settings.rounds + 1)
+            done = (round - 1 + index / len(settings.lengths)) / settings.rounds
             progress(f"round {round}: {length} tokens", done)
             for case, run in (await _length(pair, settings, length, 1000 * round + index)).items():
-                if round:
-                    seen[length, case].append(run)
-    rows = [_row(length, case, runs) for (length, case), runs in seen.items()]
-    return {
-        "machine": began,
-        "engine": pair.engine,
-        "settings": vars(settings),
-        "memory": pair.memory(),
-        "rows": rows,
-    }
+                seen.setdefault((length, case), []).append(run)
+            partial(result())
+    return result()
+
+
+def _order(found: tuple[tuple[int, Case], Any]) -> int:
+    """By length; the cases of a length keep their order."""
+    return found[0][0]
 
 
 async def _length(
     pair: MeasuredPair, settings: GpuTtftSettings, length: int, seed: int
 ) -> dict[Case, dict[str, float]]:
-    """Measure one prompt: dense and the speculator's forward once, the rest in each case."""
+    """Measure one prompt: dense, and the speculator's forward in each way to read, once; the rest in each case."""
     ids = prompt_ids(length, seed)
-    dense, read = await pair.dense(ids), await pair.read(ids)
+    dense, reads = await pair.dense(ids), dict[int | None, float]()
     runs = {}
     for case in settings.cases:
-        skim = await pair.skim(ids, settings.options(case))
-        limit = read + await pair.read_kept(skim.kept)
+        window, skips = Reading.of(case.read)
+        if window not in reads:
+            reads[window] = await pair.read(ids, window)
+        pair.skip_layers(skips)
+        skim = await pair.skim(ids, settings.options(case, length))
+        limit = reads[window] + await pair.read_kept(skim.kept)
         kept = float(skim.kept.token_ids.size)
         runs[case] = {"dense_ms": dense, "skim_ms": skim.ms, "limit_ms": limit, "kept_tokens": kept}
         runs[case] |= {f"{name}_ms": value for name, value in skim.parts.items()}
     return runs
 
 
-def _row(length: int, case: Case, runs: list[dict[str, float]]) -> dict[str, Any]:
-    read, rate = case
+def _row(
+    length: int, case: Case, runs: list[dict[str, float]], arithmetic: Arithmetic | None, depth: float
+) -> dict[str, Any]:
+    """arithmetic: of the GPU. depth: share of the speculator's layers that windows run."""
     medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-    return {
+    window, skips = Reading.of(case.read)
+    row: dict[str, Any] = {
         "prompt_tokens": length,
-        "read": read,
-        "keep_rate": rate,
+        "read": case.read,
+        "keep_rate": case.rate,
         **medians,
         "skim_to_limit": _ratios(runs, "skim_ms", "limit_ms"),
         "dense_to_skim": _ratios(runs, "dense_ms", "skim_ms"),
     }
+    if arithmetic:
+        row["expected"] = arithmetic.expected(length, round(medians["kept_tokens"]), window, depth if skips else 1.0)
+        row["why_not_as_expected"] = reason(row)
+    return row
 
 
 def _ratios(runs: list[dict[str, float]], over: str, under: str) -> dict[str, float]:
@@ -121,28 +182,24 @@ def _ratios(runs: list[dict[str, float]], over: str, under: str) -> dict[str, fl
 def describe(result: dict[str, Any]) -> str:
     """The conditions of the measurement, in sentences."""
     settings = result["settings"]
+    reasons = [
+        f" {row['prompt_tokens']:,} tokens, {row['read']}, keep {row['keep_rate']}: {row['why_not_as_expected']}."
+        for row in result["rows"]
+        if row.get("why_not_as_expected")
+    ]
     return (
-        f"Preset `{settings['preset']}` with random weights, engine `{result['engine']}`, in one process,"
+        f"Preset `{settings['preset']}` with random weights on {settings['device']}, in one process,"
         f" {settings['look_ahead']} look-ahead tokens (none with windows), {settings['rounds']} rounds. *Limit*: the"
-        " speculator's forward over the whole prompt plus the target's forward over the kept tokens, each measured"
-        " alone. Windows can be below it."
+        " speculator's forward over the whole prompt, or over the windows, plus the target's forward over the kept"
+        " tokens, each measured alone, through all layers. *Expected*: dense ÷ Skim by the arithmetic of `skim plan`,"
+        " calibrated on an earlier run without CUDA graphs." + "".join(reasons)
     )
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows, one row per length and case."""
-    columns = [
-        "tokens",
-        "read",
-        "keep",
-        "kept",
-        "dense ms",
-        "Skim ms",
-        "limit ms",
-        "Skim ÷ limit",
-        "dense ÷ Skim (range)",
-    ]
-    return columns, [
+    columns = ["tokens", "read", "keep", "kept", "dense ms", "Skim ms", "limit ms", "scoring ms", "Skim ÷ limit"]
+    return [*columns, "dense ÷ Skim (range)", "expected"], [
         [
             f"{row['prompt_tokens']:,}",
             row["read"],
@@ -151,8 +208,10 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             f"{row['dense_ms']:,.0f}",
             f"{row['skim_ms']:,.0f}",
             f"{row['limit_ms']:,.0f}",
+            f"{row['scoring_ms']:.1f}",
             f"{row['skim_to_limit']['median']:.2f}",
             _with_range(row["dense_to_skim"]),
+            f"{row['expected']['dense_to_skim']:.2f}" if "expected" in row else "",
         ]
         for row in result["rows"]
     ]

@@ -6,6 +6,7 @@ wrong tokens, as a seeded random generator decides. The target counts the accept
 forced, if another batch shape changes the target's choice between two almost equal tokens.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +20,6 @@ from safetensors.torch import save_file
 from benchmarks.gpu.memory import device_memory, need, shares
 from benchmarks.gpu.pair import Decoded, Timed
 from benchmarks.gpu.presets import Preset, configs, make_folder
-from benchmarks.gpu.torch_model import CHUNK
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
@@ -33,6 +33,8 @@ from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import ScoreRequest
 from speculator_service.scoring.heads import Head, HeadProfile, save
 
+CHUNK = 8192
+"""Tokens of a prefill step: vLLM's default on a large GPU."""
 _NOTHING = np.empty(0, np.int32)
 QUESTION = UNIT = 32
 """Tokens of the question at the end of a prompt, and of each unit of its text."""
@@ -95,8 +97,6 @@ class Plan:
 class VllmPair:
     """Both engines in vLLM, and optionally a second target without drafts. Made by `start`."""
 
-    engine = "vllm"
-
     def __init__(self, device: str, stock: bool) -> None:
         self._device, self.stock = device, stock
         self._forced: dict[str, Forced] = {}
@@ -120,7 +120,7 @@ class VllmPair:
             drafting = {"decode": decode, "draft_channel": {"deadline_s": 10.0}}
         made = cls(plan.device, plan.stock)
         print_line("starting the speculator and the target")
-        heads = {"head_profile": _make_profile(speculator)}
+        heads = {"head_profile": make_profile(speculator)}
         made._pair = AsyncPair(
             speculator=EngineSettings(speculator, options={**plan.engine_options(parts[0], plan.read), **heads}),
             target=EngineSettings(target, options={**plan.engine_options(parts[1], plan.kept), **drafting}),
@@ -152,15 +152,22 @@ class VllmPair:
         parts = {name: selection.timings[name] for name in ("queue", "speculate", "select")}
         return Timed(total, selection.kept, {**parts, "scoring": scoring, "prefill": prefill})
 
-    async def read(self, ids: Int32Array) -> float:
-        """Drafts one token in a new session: a prefill and one sampled token, without queries and scores."""
-        name, speculator = self._pair.name("gpu"), self._pair.speculator
+    async def read(self, ids: Int32Array, window: int | None = None) -> float:
+        """Drafts one token in a new session: a prefill and one sampled token, without queries and scores. With windows
+        one session for each, through all layers.
+        """
+        size = window or ids.size
         began = time.perf_counter()
-        kept = KeptPrompt.dense(ids)
-        await speculator.open_session(name, kept)
-        elapsed = 1e3 * (time.perf_counter() - began)
-        await speculator.close_session(name)
-        return elapsed
+        await asyncio.gather(*(self._read(ids[start : start + size]) for start in range(0, ids.size, size)))
+        return 1e3 * (time.perf_counter() - began)
+
+    async def _read(self, ids: Int32Array) -> None:
+        name = self._pair.name("gpu")
+        await self._pair.speculator.open_session(name, KeptPrompt.dense(ids))
+        await self._pair.speculator.close_session(name)
+
+    def skip_layers(self, skips: bool) -> None:
+        self._pair.speculator.skips_layers = skips  # type: ignore[attr-defined]
 
     async def read_kept(self, kept: KeptPrompt) -> float:
         began = time.perf_counter()
@@ -253,7 +260,12 @@ def _layout(ids: Int32Array) -> TextLayout:
     return TextLayout(units=units, questions=question, frame=FRAME)
 
 
-def _make_profile(folder: str) -> str:
+def depth_of(layers: int) -> int:
+    """The layers that a window needs, of so many: up to the one of the heads of `make_profile`."""
+    return 1 + 3 * layers // 5
+
+
+def make_profile(folder: str) -> str:
     """Write a head profile for the model without weights in `folder`: eight heads in a layer at three fifths of its
     depth, where the retrieval heads of real models are. Returns the file.
 
@@ -262,7 +274,7 @@ def _make_profile(folder: str) -> str:
     info = text_config(folder)
     save_file({"model.norm.weight": torch.ones(info.hidden_size)}, Path(folder) / "model.safetensors")
     heads = tuple(
-        Head(layer=3 * info.num_hidden_layers // 5, head=head) for head in range(min(8, info.num_attention_heads))
+        Head(layer=depth_of(info.num_hidden_layers) - 1, head=head) for head in range(min(8, info.num_attention_heads))
     )
     fingerprint = model_fingerprint(inspect_model(folder, engine="vllm"))
     path = Path(folder) / "heads.json"

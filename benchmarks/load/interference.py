@@ -16,7 +16,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -93,15 +93,20 @@ def run(settings: InterferenceSettings, progress: Progress = silent) -> dict[str
         speculator = Path(settings.speculator)
         config = skim_config(target, speculator, longest, held, dtype=dtype, cores=cores, method="none")
         urls["skim"] = stack.enter_context(deployed(config, progress=lambda line: None))
-        rounds = asyncio.run(_rounds(settings, urls, progress))
+        rounds = asyncio.run(measured_rounds(settings, urls, progress))
     names = {"target": public_name(settings.target), "speculator": public_name(settings.speculator)}
     return {"machine": began, "settings": asdict(settings) | names, "rows": summary(rounds)}
 
 
-async def _rounds(
-    settings: InterferenceSettings, urls: Mapping[str, str], progress: Progress
+async def measured_rounds(
+    settings: InterferenceSettings,
+    urls: Mapping[str, str],
+    progress: Progress,
+    partial: Callable[[list[dict[str, dict[str, Any]]]], None] = lambda rounds: None,
 ) -> list[dict[str, dict[str, Any]]]:
-    """What each round that counts measured, by system."""
+    """What each round that counts measured, by system. urls: by system; Skim's is `skim`. partial: called after each of
+    these rounds.
+    """
     rounds = []
     timeout, connector = aiohttp.ClientTimeout(total=1800), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
@@ -115,6 +120,8 @@ async def _rounds(
                 measured[system] = await measure(session, urls[system], settings, number, options)
                 await asyncio.sleep(SETTLE_S)
             rounds.append({system: measured[system] for system in urls})
+            if number:
+                partial(rounds[1:])
     return rounds[1:]
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.proof.checks import Checks, Settings
 from benchmarks.gpu.proof.engines import (
     call,
     count_graphs,
@@ -24,6 +23,7 @@ from benchmarks.gpu.proof.engines import (
 )
 from benchmarks.gpu.proof.models import kept_prompt, make_checkpoint, random_ids
 from benchmarks.gpu.proof.target import NEARLY, TIE, TOKENS, V2, answer
+from benchmarks.gpu.steps.checks import Checks, Settings
 from benchmarks.gpu.vllm_pair import Forced
 from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow

@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.gpu.proof.checks import Checks, Settings
+from benchmarks.gpu.steps.checks import Checks, Settings
 
 STEP_TOKENS = 256
 """Tokens of an engine step, so that prompts are read in chunks."""

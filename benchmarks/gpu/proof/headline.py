@@ -1,7 +1,4 @@
-"""The numbers that users ask for: time to first token, decoding speed, and what drafting costs.
-
-Only the ratio of Skim to its limit is judged, and only at real sizes. All other numbers are measured.
-"""
+"""What decoding and drafting cost. All numbers are measured, none is judged."""
 
 import statistics
 import tempfile
@@ -12,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu import decode as decoding
-from benchmarks.gpu import ttft as first_token
 from benchmarks.gpu.engines import running_pair
 from benchmarks.gpu.presets import configs, make_folder, preset
-from benchmarks.gpu.proof.checks import Checks, Settings
 from benchmarks.gpu.proof.engines import stopped, tell_what_runs
+from benchmarks.gpu.steps.checks import Checks, Settings
+from benchmarks.gpu.ttft import prompt_ids
+from benchmarks.gpu.vllm_pair import VllmPair
 from kv_transfer.options import SelectionOptions
 from skim_common.environment import with_environment
 from speculator_service.engine import ScoreRequest
@@ -27,28 +25,6 @@ COSTS = {
     "verify_ms": "a step that verifies drafts",
     "draft_ms": "a round of drafting",
 }
-MOST = 1.1
-"""Skim's time to first token, divided by that of both models' forwards alone."""
-
-
-async def ttft(settings: Settings, checks: Checks) -> None:
-    """`benchmarks.gpu ttft`."""
-    chosen, lengths, rates = ("toy", (256,), (0.2,)) if settings.toy else ("8b", (32768, 131072), (0.1, 0.2))
-    reads = ("whole", "windows")
-    wanted = first_token.GpuTtftSettings(chosen, settings.device, lengths, rates, rounds=2, reads=reads)
-    async with running_pair("auto", preset(chosen), settings.device, max(lengths), print) as pair:
-        await _tell_engine(pair, settings, checks)
-        result = await first_token.run(pair, wanted, _progress)
-    for row in result["rows"]:
-        name = f"{row['prompt_tokens']}, {row['read']}, keep {row['keep_rate']}"
-        faster, ratio = row["dense_to_skim"]["median"], row["skim_to_limit"]["median"]
-        says = f"times faster than dense ({row['dense_ms']:.0f} ms), scoring {row['scoring_ms']:.1f} ms"
-        checks.measured(f"{name}: faster", faster, says)
-        says = "times the forwards of both models alone"
-        if settings.toy:
-            checks.measured(f"{name}: limit", ratio, says)
-        else:
-            checks.judge(f"{name}: limit", ratio <= MOST, ratio, f"{says}, at most {MOST}")
 
 
 async def decode(settings: Settings, checks: Checks) -> None:
@@ -58,9 +34,9 @@ async def decode(settings: Settings, checks: Checks) -> None:
         chosen, settings.device, (length,), drafts=DRAFTS, acceptances=(0.8, 1.0), answer_tokens=tokens, rounds=2
     )
     kept = int(length * wanted.keep_rate) + 256
-    pairs = running_pair("auto", preset(chosen), settings.device, length, print, kept=kept, drafts=DRAFTS)
+    pairs = running_pair(preset(chosen), settings.device, length, print, kept=kept, drafts=DRAFTS)
     async with pairs as pair:
-        await _tell_engine(pair, settings, checks)
+        await _tell_engines(pair, settings, checks)
         result = await decoding.run(pair, wanted, _progress)
     [entry] = result["lengths"]
     for name, what in COSTS.items():
@@ -95,7 +71,7 @@ async def _draft_ms(settings: Settings, checks: Checks, environment: dict[str, s
         path = make_folder(config, Path(folder))
         with with_environment(environment), stopped(VllmSpeculator(path, **options)) as engine:
             await tell_what_runs(engine, settings, checks, str(environment or "default"), runner=None, backend=None)
-            ids = first_token.prompt_ids(256 if settings.toy else 8192, 1)
+            ids = prompt_ids(256 if settings.toy else 8192, 1)
             await engine.score(
                 ScoreRequest("layout", ids, SelectionOptions(look_ahead=0, layers="last1"), keep_session=True)
             )
@@ -108,15 +84,12 @@ async def _draft_ms(settings: Settings, checks: Checks, environment: dict[str, s
     return statistics.median(times)
 
 
-async def _tell_engine(pair: Any, settings: Settings, checks: Checks) -> None:
-    vllm = pair.engine == "vllm"
-    checks.judge("engine", vllm, int(vllm), f"the engine is {pair.engine}")
-    if vllm:
-        engines = {"speculator": pair._pair.speculator, "target": pair._pair.target}
-        if pair.stock:
-            engines["stock"] = pair._plain.target
-        for name, engine in engines.items():
-            await tell_what_runs(engine, settings, checks, name, runner=None, backend=None)
+async def _tell_engines(pair: VllmPair, settings: Settings, checks: Checks) -> None:
+    engines = {"speculator": pair._pair.speculator, "target": pair._pair.target}
+    if pair._plain:
+        engines["stock"] = pair._plain.target
+    for name, engine in engines.items():
+        await tell_what_runs(engine, settings, checks, name, runner=None, backend=None)
 
 
 def _progress(what: str, done: float) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.proof import drafts, speculator, target
-from benchmarks.gpu.proof.checks import Checks, Settings
 from benchmarks.gpu.proof.engines import stopped, tell_what_runs
 from benchmarks.gpu.proof.models import HYBRID, kept_prompt, make_checkpoint, random_ids
+from benchmarks.gpu.steps.checks import Checks, Settings
 from kv_transfer.messages import KeptPrompt
 from speculator_service.engine import ScoreRequest
 from tests.reference import scoring_oracle

@@ -5,7 +5,7 @@ import subprocess
 
 import torch
 
-from benchmarks.gpu.proof.checks import Checks, Settings
+from benchmarks.gpu.steps.checks import Checks, Settings
 
 OLDEST_DRIVER = 580
 """For the wheels of CUDA 13."""

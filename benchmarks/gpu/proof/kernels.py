@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import scoring as timed
-from benchmarks.gpu.proof.checks import Checks, Settings
+from benchmarks.gpu.steps.checks import Checks, Settings
 from speculator_service.scoring.head_masses import head_masses
 from speculator_service.scoring.importance import AttentionFormula
 

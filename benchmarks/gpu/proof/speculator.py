@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.proof.checks import Checks, Settings
 from benchmarks.gpu.proof.engines import call, engine_options, stopped, tell_what_runs
 from benchmarks.gpu.proof.models import kept_prompt, make_checkpoint, random_ids
-from benchmarks.gpu.proof.plan import ROOT
 from benchmarks.gpu.proof.target import TIE
+from benchmarks.gpu.steps.checks import Checks, Settings
+from benchmarks.gpu.steps.step import ROOT
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
 from speculator_service.engine import ScoreRequest

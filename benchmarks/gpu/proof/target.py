@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.gpu.proof.checks import Checks, Settings
 from benchmarks.gpu.proof.engines import (
     call,
     count_graphs,
@@ -18,6 +17,7 @@ from benchmarks.gpu.proof.engines import (
     tell_what_runs,
 )
 from benchmarks.gpu.proof.models import kept_prompt, make_checkpoint, random_ids
+from benchmarks.gpu.steps.checks import Checks, Settings
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle, TokenLogprob
 from kv_transfer.options import DecodeOptions
 from tests.reference.generation_oracle import GenerationOracle, joined

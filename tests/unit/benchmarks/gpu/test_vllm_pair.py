@@ -1,12 +1,10 @@
 """The vLLM pair without an engine: forced drafts, memory plans and refusals."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
-from benchmarks.gpu import engines, ttft, vllm_pair
-from benchmarks.gpu.engines import device_named, running_pair
+from benchmarks.gpu import engines, vllm_pair
+from benchmarks.gpu.engines import device_named
 from benchmarks.gpu.memory import GIB
 from benchmarks.gpu.presets import MODELS, make_folder, preset
 from benchmarks.gpu.vllm_pair import Forced, Plan
@@ -62,36 +60,6 @@ def test_a_second_target_only_where_it_fits(monkeypatch):
         engines._plan(big)
 
 
-async def test_engines_that_are_not_there(monkeypatch):
-    monkeypatch.setattr(engines, "why_not_vllm", lambda device: "no such thing")
-    told = []
-    with pytest.raises(SkimError, match="vllm does not run here: no such thing"):
-        async with running_pair("vllm", preset("toy"), "cpu", 64, told.append):
-            pass
-    with pytest.raises(SkimError, match="no engine 'jax'"):
-        async with running_pair("jax", preset("toy"), "cpu", 64, told.append):
-            pass
-    async with running_pair("auto", preset("toy"), "cpu", 64, told.append) as pair:
-        assert pair.engine == "torch"
-    assert told == ["engine torch: no such thing"]
-
-
-async def test_vllm_that_does_not_start_gives_way_unless_it_was_asked_for(monkeypatch):
-    monkeypatch.setattr(engines, "why_not_vllm", lambda device: None)
-
-    async def start(*args):
-        raise SkimError("it broke")
-
-    monkeypatch.setattr(vllm_pair.VllmPair, "start", start)
-    told = []
-    async with running_pair("auto", preset("toy"), "cpu", 64, told.append) as pair:
-        assert pair.engine == "torch"
-    assert told == ["engine torch: it broke"]
-    with pytest.raises(SkimError, match="it broke"):
-        async with running_pair("vllm", preset("toy"), "cpu", 64, told.append):
-            pass
-
-
 def test_mistakes_on_the_command_line(monkeypatch):
     monkeypatch.setattr(engines.torch.cuda, "is_available", lambda: False)
     with pytest.raises(SkimError, match="--device cpu --preset toy"):
@@ -102,13 +70,7 @@ def test_mistakes_on_the_command_line(monkeypatch):
 
 def test_a_model_without_weights_gets_heads_in_its_middle(tmp_path):
     folder = make_folder(MODELS["toy-small"], tmp_path)
-    profile = profile_of(inspect_model(folder, engine="vllm"), vllm_pair._make_profile(folder))
+    profile = profile_of(inspect_model(folder, engine="vllm"), vllm_pair.make_profile(folder))
     assert {(head.layer, head.head) for head in profile.heads} == {(1, head) for head in range(4)}
     layout = vllm_pair._layout(np.arange(100, dtype=np.int32))
     assert (layout.questions.tolist(), layout.units.tolist()) == ([[68, 100]], [0, 32, 64, 96])
-
-
-async def test_windows_need_an_engine_that_reads_them():
-    pair = SimpleNamespace(engine="torch")
-    with pytest.raises(SkimError, match="engine torch reads no windows: choose --reads whole or --engine vllm"):
-        await ttft.run(pair, ttft.GpuTtftSettings("toy", "cpu", (64,), reads=("whole", "windows")))

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks.gpu.proof.plan import ROOT
+from benchmarks.gpu.steps.step import ROOT
 
 STEPS = json.loads((ROOT / "benchmarks" / "gpu" / "h200-proof.json").read_text())["steps"]
 PAGE = " ".join((ROOT / "docs" / "gpu.md").read_text().split())

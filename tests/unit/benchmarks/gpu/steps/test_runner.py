@@ -1,4 +1,4 @@
-"""The runner of the proof: results, failures, limits, and going on after a break."""
+"""The runner of steps: results, failures, limits, and going on after a break."""
 
 import json
 import os
@@ -12,16 +12,17 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.gpu import __main__ as cli
-from benchmarks.gpu.proof.checks import Check, Checks, Settings, read_checks
-from benchmarks.gpu.proof.plan import ROOT, STEPS, Step
-from benchmarks.gpu.proof.runner import ON_CPU, Proof
+from benchmarks.gpu.proof.plan import STEPS
+from benchmarks.gpu.steps.checks import Check, Checks, Settings, read_checks
+from benchmarks.gpu.steps.runner import ON_CPU, Runner
+from benchmarks.gpu.steps.step import ROOT, Step
 
 SETTINGS = Settings("cpu", True)
 MACHINE = {"gpu": None, "versions": {"torch": "2"}}
 
 
 def _step(function, limit_s=60.0, **more):
-    return Step(function, f"it {function}", f"tests.unit.benchmarks.gpu.proof.steps:{function}", limit_s, (), **more)
+    return Step(function, f"it {function}", f"tests.unit.benchmarks.gpu.steps.steps:{function}", limit_s, (), **more)
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def runs(tmp_path, monkeypatch):
 @pytest.fixture
 def proof(tmp_path, told, runs):
     def make(*steps, minutes=5.0, machine=MACHINE, settings=SETTINGS, jobs=1):
-        return Proof(steps, settings, tmp_path / "proof.json", machine, minutes, told.append, jobs)
+        return Runner(steps, settings, tmp_path / "proof.json", machine, minutes, told.append, jobs)
 
     return make
 
@@ -61,7 +62,7 @@ def test_every_step_has_a_result(proof, result, told):
     assert steps["passes"]["checks"][0] == {"name": "equal", "status": "PASS", "number": 3, "says": "things are equal"}
     assert [step["status"] for step in steps.values()] == ["PASS", "SKIP"]
     assert result()["status"] == "PASS"
-    assert result()["settings"] == {"device": "cpu", "toy": True}
+    assert result()["settings"] == asdict(SETTINGS)
     assert result()["machine"] == MACHINE
     assert any("PASS  equal" in line and "3  things are equal" in line for line in told)
 
@@ -93,6 +94,24 @@ def test_a_step_that_hangs_is_ended_with_its_processes(proof, result, runs):
     _assert_ended(runs()[0])
 
 
+def test_nothing_that_a_step_started_stays(proof, result, runs):
+    assert proof(_step("leaves_processes")).run()
+    [left] = runs()
+    assert not any(_runs(pid) for pid in left.split()), "the step's end waits for them"
+
+
+def test_a_step_is_told_of_when_its_result_is_in_the_file(tmp_path, runs, result):
+    seen = []
+    steps = _step("passes"), _step("fails")
+    Runner(
+        steps, SETTINGS, tmp_path / "proof.json", MACHINE, 5, lambda _: None, ended=lambda: seen.append(result())
+    ).run()
+    assert [[step["status"] for step in each["steps"].values()] for each in seen] == [
+        ["PASS", "TODO"],
+        ["PASS", "FAIL"],
+    ]
+
+
 def test_a_step_that_has_a_result_is_not_repeated(proof, result, runs, told):
     steps = _step("passes"), _step("fails")
     proof(*steps).run()
@@ -120,7 +139,7 @@ def test_a_result_from_other_circumstances_is_repeated(proof, runs, changed):
 
 
 def test_a_result_of_other_code_is_repeated(proof, runs, tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.gpu.proof.plan.ROOT", tmp_path)
+    monkeypatch.setattr("benchmarks.gpu.steps.step.ROOT", tmp_path)
     (tmp_path / "code").mkdir()
     step = replace(_step("passes"), code=("code",))
     for text in ("a = 1", "a = 1", "a = 2"):
@@ -155,16 +174,16 @@ RUN = """
 import signal
 import sys
 from pathlib import Path
-from benchmarks.gpu.proof.checks import Settings
-from benchmarks.gpu.proof.plan import Step
-from benchmarks.gpu.proof.runner import ON_CPU, Proof
+from benchmarks.gpu.steps.checks import Settings
+from benchmarks.gpu.steps.step import Step
+from benchmarks.gpu.steps.runner import ON_CPU, Runner
 # A process that a shell starts in the background inherits an ignored SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 steps = [
-    Step(name, name, f"tests.unit.benchmarks.gpu.proof.steps:{name}", 600, (), alone=name == "fails")
+    Step(name, name, f"tests.unit.benchmarks.gpu.steps.steps:{name}", 600, (), alone=name == "fails")
     for name in ("passes", "hangs", "fails")
 ]
-Proof(steps, Settings("cpu", True), Path(sys.argv[1]), {}, 5, jobs=int(sys.argv[2])).run()
+Runner(steps, Settings("cpu", True), Path(sys.argv[1]), {}, 5, jobs=int(sys.argv[2])).run()
 """
 
 
@@ -191,17 +210,19 @@ def _steps(file):
 
 
 def _assert_ended(pids):
-    """The step and the process that it started: gone, or ended and not yet reaped by init."""
+    """The step and the process that it started."""
     for pid in pids.split():
-        while True:
-            try:
-                with open(f"/proc/{pid}/stat") as stat:
-                    state = stat.read().rpartition(")")[2].split()[0]
-            except FileNotFoundError:
-                break
-            if state == "Z":
-                break
+        while _runs(pid):
             time.sleep(0.01)
+
+
+def _runs(pid):
+    """Whether the process is there, and not ended and only not yet reaped by init."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_a_line_that_is_not_complete_is_left_out(tmp_path):
@@ -217,8 +238,9 @@ def test_the_plan():
     assert max(step.limit_s for step in STEPS) <= 480
     for step in STEPS:
         module, _, name = step.function.partition(":")
-        assert f"def {name}(" in (ROOT / "benchmarks" / "gpu" / "proof" / f"{module}.py").read_text()
-        assert f"benchmarks/gpu/proof/{module}.py" in step.code
+        file = f"{module.replace('.', '/')}.py"
+        assert f"def {name}(" in (ROOT / file).read_text()
+        assert file in step.code
         assert all((ROOT / path).exists() for path in step.code)
 
 

@@ -58,3 +58,15 @@ def hangs(settings, checks):
     with open(os.environ["PROOF_RUNS"], "a") as runs:
         runs.write(f"{os.getpid()} {engine.pid}\n")
     time.sleep(600)
+
+
+def leaves_processes(settings, checks):
+    """Ends, and leaves two processes behind: one of another session, and one that lost its parent and its name."""
+    sleep = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'engine', 0, 0, 0); time.sleep(600)"
+    server = subprocess.Popen([sys.executable, "-c", sleep], start_new_session=True, env={})
+    orphan = subprocess.run(
+        ["sh", "-c", f'setsid "$0" -c "{sleep}" >/dev/null 2>&1 & echo $!', sys.executable], stdout=subprocess.PIPE
+    )
+    with open(os.environ["PROOF_RUNS"], "a") as runs:
+        runs.write(f"{server.pid} {int(orphan.stdout)}\n")
+    checks.judge("left", True, 2, "processes are left")

@@ -12,10 +12,15 @@ PASS, FAIL, SKIP = "PASS", "FAIL", "SKIP"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a step runs with. device: cuda or cpu. toy: sizes for a test on CPU."""
+    """What a step runs with. device: cuda or cpu. toy: sizes for a test on CPU. Of the session: the folder of its
+    results, that of real models, and the file of natural questions; empty if there is none.
+    """
 
     device: str
     toy: bool
+    folder: str = ""
+    models: str = ""
+    questions: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Runs the steps of the proof, some of them at once, and keeps their results in one JSON file.
+"""Runs steps, some of them at once, and keeps their results in one JSON file.
 
 The file is complete at all times: it names every step, and it is replaced as a whole. If this process ends, the next
 run goes on with the first step that has no result.
@@ -15,13 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.proof.checks import FAIL, PASS, SKIP, Check, Settings, read_checks
-from benchmarks.gpu.proof.plan import ENVIRONMENT, ROOT, Step
+from benchmarks.gpu.steps.checks import FAIL, PASS, SKIP, Check, Settings, read_checks
+from benchmarks.gpu.steps.step import ENVIRONMENT, ROOT, Step
 
 TODO, RUNNING = "TODO", "RUNNING"
 ON_CPU = 5
@@ -32,10 +31,11 @@ PrintLine = Callable[[str], None]
 
 
 @dataclass
-class Proof:
+class Runner:
     """A run of `steps`. file: the JSON file. machine: of `benchmarks.report.machine`; its versions and GPU are part of
     what a result depends on. minutes: for all steps together; a step that does not fit any more stays TODO. jobs: how
-    many steps run at once, except those that measure times.
+    many steps run at once, except those that measure times. ended: called after each step, when its result is in the
+    file.
     """
 
     steps: Sequence[Step]
@@ -45,6 +45,7 @@ class Proof:
     minutes: float
     print_line: PrintLine = print
     jobs: int = 1
+    ended: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._writing, self._stopped = threading.Lock(), threading.Event()
@@ -131,12 +132,13 @@ class Proof:
                 entry["log"] = _tail(log)
             self.print_line(f"  {entry['status']}  {step.name}, {seconds:.0f} s")
         self._write()
+        self.ended()
 
     def _process(
         self, step: Step, arguments: list[str], log: Path, limit: float, follow: Callable[[], object]
     ) -> str | None:
         """Run the step's process. None if it ended well, "" if it was ended at its limit, otherwise what happened."""
-        command = [sys.executable, "-m", "benchmarks.gpu.proof.child", step.function]
+        command = [sys.executable, "-m", "benchmarks.gpu.steps.child", step.function]
         command += [json.dumps(asdict(self.settings)), *arguments]
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": paths, **step.environment}
@@ -152,8 +154,7 @@ class Proof:
                         raise InterruptedError(f"{step.name} was stopped")
                 code = child.poll()
             finally:
-                # Also after a good end: no engine may stay in the GPU's memory.
-                _end_group(child)
+                _end(child)
         if code is None:
             return ""
         if code == 0:
@@ -162,8 +163,9 @@ class Proof:
         last = next(reversed(_tail(log)), "its log is empty")
         return f"the process ended with {how}: {last[:200]}"
 
-    def _write(self) -> None:
-        text = {
+    def journal(self) -> dict[str, Any]:
+        """What is in the file."""
+        return {
             "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
             "machine": self.machine,
             "settings": asdict(self.settings),
@@ -171,9 +173,11 @@ class Proof:
             "seconds": sum(entry["seconds"] for entry in self._entries.values()),
             "steps": self._entries,
         }
+
+    def _write(self) -> None:
         with self._writing:
             making = self.file.with_name(self.file.name + ".new")
-            making.write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+            making.write_text(json.dumps(self.journal(), indent=2) + "\n", encoding="utf-8")
             making.replace(self.file)
 
 
@@ -194,13 +198,11 @@ def _status(checks: Sequence[Check]) -> str:
     return SKIP if found == {SKIP} else PASS
 
 
-def _end_group(child: "subprocess.Popen[bytes]") -> None:
-    """End the process and everything that it started."""
-    with suppress(ProcessLookupError):  # nothing is left
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """End the process and everything that it started (`child`)."""
     assert child.stdin is not None
     child.stdin.close()
+    child.wait()
 
 
 def _tail(log: Path) -> list[str]:
