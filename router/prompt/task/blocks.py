@@ -4,6 +4,7 @@ Pure functions on a text and character ranges. They work in any language; the wo
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -29,6 +30,8 @@ GAP = 1
 """So many blocks that ask nothing may stand between two that do, and both are speech."""
 ANNOUNCED = 4
 """So many may stand before a line that announces the material, such as "Context:"."""
+SERIES = 3
+"""So many headings that differ by numbers alone, such as "Passage 7", are those of the material."""
 MOST_ASKED = 4
 """A long text with more blocks that look like a task is a dialogue: those inside it belong to it."""
 
@@ -36,7 +39,11 @@ FEW_LETTERS = 24
 """A block with fewer letters that has no question mark is no task: "Answer:", "Thanks!", "Continue.". A letter outside
 of ASCII counts twice, because a word has fewer of them in many scripts."""
 
+LONGEST_HEADING = 128
+"""Characters."""
+
 _LETTER = re.compile(r"[^\W_]")
+_DIGITS = re.compile(r"\d+")
 _BORDER = re.compile(
     r"\n(?=[ \t\r]{0,64}\n)|^[ \t]{0,8}(?P<rule>[-=*_#~+])(?P=rule){4,}[ \t]{0,8}$|^[ ]{0,3}#{1,6}[ ](?=\S)",
     re.MULTILINE,
@@ -162,9 +169,10 @@ def _beginning(text: str, blocks: Sequence[Block], *, alone: bool) -> Iterator[B
         return
     yield first
     waiting: list[Block] = []
+    series = Counter(_without_numbers(text, block) for block in blocks)
     for block in () if alone else blocks[1:-1]:
         size += before.size
-        announces = _announces(text, block)
+        announces = _announces(text, block) and series[_without_numbers(text, block)] < SERIES
         if announces and len(waiting) <= ANNOUNCED:
             yield from waiting
             waiting = []
@@ -254,5 +262,15 @@ def _is_heading(text: str, block: Block) -> bool:
 
 def _announces(text: str, block: Block) -> bool:
     """Whether the first line of a block is a label and nothing else."""
+    return bool(HEADING.fullmatch(text, block.start, _first_line_end(text, block)))
+
+
+def _without_numbers(text: str, block: Block) -> str:
+    """The first line of a block, or its beginning, without its digits."""
+    end = min(_first_line_end(text, block), block.start + LONGEST_HEADING)
+    return _DIGITS.sub("", text[block.start : end])
+
+
+def _first_line_end(text: str, block: Block) -> int:
     line = text.find("\n", block.start, block.end)
-    return bool(HEADING.fullmatch(text, block.start, line if line >= 0 else block.end))
+    return line if line >= 0 else block.end

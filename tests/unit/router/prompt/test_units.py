@@ -163,7 +163,7 @@ def test_a_sentence_is_a_unit():
     assert units("".join(chinese), letters("".join(chinese))) == chinese
 
 
-@pytest.mark.parametrize("end", ["。」", "！』」", "？！", "。）", "。”"])
+@pytest.mark.parametrize("end", ["\u3002\u300d", "\uff01\u300f\u300d", "\uff1f\uff01", "\u3002\uff09", "\u3002\u201d"])
 def test_marks_that_close_a_wide_sentence_belong_to_it(end):
     spoken = [f"「一只猫坐在红色的大垫子上面{end}", "她说那只猫今天不想出去玩耍。"]
     assert units("".join(spoken * 2), letters("".join(spoken * 2))) == spoken * 2

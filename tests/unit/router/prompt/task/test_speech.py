@@ -173,3 +173,15 @@ def test_of_a_raw_prompt_what_asks_is_speech(form):
         speech = find_speech(text, [(0, len(text))], raw=True)
         assert [text[slice(*task)] for task in speech.tasks] == [TASK]
         assert sum(end - start for start, end in speech.spans) < 250
+
+
+@pytest.mark.parametrize("heading", ["## Passage {}", "# {}. Part", "Document {}:", "### Chunk {} (p. 3)"])
+def test_numbered_headings_of_the_material_announce_nothing(heading):
+    """Control: sections of a client, with headings of their own, are speech."""
+    body = "The lantern of the pilot was painted green before it was sold to the harbour. " * 3
+    passages = "\n\n".join(f"{heading.format(number)}\n{body}" for number in range(1, 31))
+    spoken, _ = speech_of(f"{passages}\n\nWhat colour is the lantern?")
+    assert len(spoken) < 500
+    sections = "\n\n".join(f"## {name}\nNever write more than {name} words." for name in ("Role", "Rules", "Output"))
+    spoken, _ = speech_of(f"{sections}\n\n## Context\n{passages}\n\nWhat colour is the lantern?")
+    assert all(f"more than {name} words" in spoken for name in ("Role", "Rules", "Output"))
