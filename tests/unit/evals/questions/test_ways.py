@@ -70,6 +70,7 @@ def test_all_ways_keep_as_many_tokens_as_the_default(settings, asked):
         assert [one.kept for one in found[BM25, rate]] == pytest.approx(default, abs=0.02)
     assert all(one.kept < 0.05 for one in found[NO_DOCUMENT, 0.0])
     assert any("Question: Whose roof leaks?" in text and TEXT[:60] not in text for text in asked)
+    assert len({*asked}) > 4 * (len(found) - 2), "no way keeps what another one keeps, but for a few questions"
 
 
 def test_a_short_prompt_runs_dense_as_in_serving(settings, asked, tmp_path):
