@@ -23,6 +23,9 @@ LENGTHS = (2000, 4096, 8192, 16384)
 SHARES = (0.2, 0.4, 1.0)
 """The upper ends of the groups by the share that the default keeps."""
 
+DOCUMENTS = 6
+"""Fewer documents give no interval."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -105,18 +108,34 @@ def worst_set(result: dict[str, Any], case: Case = (DEFAULT, 0.0)) -> tuple[str,
     return name, figures[name]
 
 
+def whole(result: dict[str, Any], case: Case) -> Figure:
+    """A way's figure over all sets."""
+    return figure(outcomes(result)[case])
+
+
+def run_dense(result: dict[str, Any]) -> tuple[int, int]:
+    """How many prompts of at least LENGTHS[0] tokens the default runs dense, and of how many."""
+    default = [one for one in outcomes(result)[DEFAULT, 0.0] if one.length >= LENGTHS[0]]
+    return sum(one.kept == 1 for one in default), len(default)
+
+
 def against_dense(result: dict[str, Any], case: Case = (DEFAULT, 0.0)) -> str:
     """A way against dense over all sets, with its worst set."""
-    whole, (name, worst) = figure(outcomes(result)[case]), worst_set(result, case)
+    of_all, (name, worst) = whole(result, case), worst_set(result, case)
     return (
-        f"score {100 * whole.score:.0f}, dense {100 * whole.dense:.0f} ({_points(whole)}); {whole.kept:.2f} of the"
+        f"score {100 * of_all.score:.0f}, dense {100 * of_all.dense:.0f} ({_points(of_all)}); {of_all.kept:.2f} of the"
         f" prompt kept; worst set {name}: {100 * worst.score:.0f}, dense {100 * worst.dense:.0f} ({_points(worst)})"
     )
 
 
-def _points(found: Figure) -> str:
+def _points(found: Figure, what: str = "difference ") -> str:
+    """The interval, where there is one: resampled scores that are all equal, or of few documents, give none."""
+    if not found.worse + found.better:
+        return "no score differs"
+    if found.documents < DOCUMENTS:
+        return "too few documents"
     _, low, high = found.difference
-    return f"difference {100 * low:+.0f} to {100 * high:+.0f}"
+    return f"{what}{100 * low:+.0f} to {100 * high:+.0f}"
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -126,16 +145,17 @@ def describe(result: dict[str, Any]) -> str:
         " behind an endpoint" if settings["endpoint"] else f", speculator `{settings['speculator']}`"
     )
     documents = len({sample["document"] for sample in samples})
-    ran_dense = sum(one.kept == 1 for one in outcomes(result).get((DEFAULT, 0.0), []))
     lines = [
         f"{len(samples)} questions about {documents} documents (seed {settings['seed']}), {pair}, greedy decoding."
         " Scores are from 0 to 100. In brackets: the 95 % interval of the paired difference from dense, by documents"
-        " drawn anew (bootstrap). *Kept* is the share of the prompt that the target reads. *Worse, better*: questions"
-        " with a lower and with a higher score than dense." + (f" {result['note']}" if "note" in result else ""),
+        f" drawn anew (bootstrap; from {DOCUMENTS} documents on). *Kept* is the share of the prompt that the target"
+        " reads. *Worse, better*: questions with a lower and with a higher score than dense."
+        + (f" {result['note']}" if "note" in result else ""),
         "",
     ]
     if DEFAULT in result["selectors"]:
-        ran = f"It runs {ran_dense} of these prompts dense: short ones, and those that its guard does not trust."
+        dense, long = run_dense(result)
+        ran = f"Of {long} prompts with {LENGTHS[0]:,} tokens and more, its guard runs {dense} dense."
         lines += [f"The default: {against_dense(result)}. {ran}", ""]
     return "\n".join([*lines, *(f"- *{name}*: {what}." for name, what in result["selectors"].items())])
 
@@ -147,8 +167,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         for case, answers in found.items():
             if case[0] != DENSE:
                 of_case = figure(answers[at] for at in members)
-                _, low, high = of_case.difference
-                score = f"{100 * of_case.score:.0f} ({100 * low:+.0f} to {100 * high:+.0f})"
+                score = f"{100 * of_case.score:.0f} ({_points(of_case, '')})"
                 shown = [f"{of_case.kept:.2f}", f"{100 * of_case.dense:.0f}", score]
                 rows.append([group, str(of_case.n), _name(case), *shown, f"{of_case.worse}, {of_case.better}"])
     return ["questions", "n", "way", "kept", DENSE, "score", "worse, better"], rows

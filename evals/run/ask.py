@@ -4,9 +4,11 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 from cluster.in_process import prompts
+from cluster.in_process.async_pair import AsyncPair
 from evals.run.engines import start_pair
 from evals.selection.prompts import render
 from evals.selection.selectors import DENSE, SELECTORS, WRONG_ORIGIN, Reading, Selector
@@ -100,15 +102,17 @@ class InProcess:
         speculator_options: Mapping[str, Any],
         create_target: Callable[..., Any] | None = None,
     ) -> None:
-        """Start the engines. engine: vllm or mock. create_target: as `EngineSettings.create`.
-
-        Raises ModelError for models that do not fit, SkimError for an engine that does not start.
-        """
+        """The first prompt starts the engines. engine: vllm or mock. create_target: as `EngineSettings.create`."""
         self._tokenizer = load_tokenizer(target)
         self._rates = [rate for rate in keep_rates if rate < 1]
         self._options = PrefillOptions(look_ahead=look_ahead, min_prompt_tokens=1)
         self._max_tokens = max_tokens
-        self._pair = start_pair(target, speculator, engine, target_options, speculator_options, create_target)
+        self._start = partial(start_pair, target, speculator, engine, target_options, speculator_options, create_target)
+
+    @cached_property
+    def _pair(self) -> AsyncPair:
+        """Both engines. A run whose answers are all known starts none. Raises as `start_pair`."""
+        return self._start()
 
     async def _answer(
         self, kept: KeptPrompt, extra_args: Mapping[str, Any] | None = None, limit: int | None = None
@@ -122,8 +126,9 @@ class InProcess:
         return outputs[-1].completions[0].text
 
     async def close(self) -> None:
-        """Stop both engines."""
-        await self._pair.close()
+        """Stop both engines, if they run."""
+        if "_pair" in vars(self):
+            await self._pair.close()
 
 
 class Engines(InProcess):

@@ -34,8 +34,12 @@ def test_each_set_counts_once():
 def test_the_worst_set_is_named_where_the_mean_hides_it():
     name, worst = worst_set(TWO_SETS)
     assert (name, worst.difference[0]) == ("notes", -0.25)
-    assert "worst set notes: 75, dense 100" in against_dense(TWO_SETS)
-    assert "It runs 1 of these prompts dense" in describe(TWO_SETS)
+    assert "worst set notes: 75, dense 100 (too few documents)" in against_dense(TWO_SETS)
+    many = result(*(sample("notes", f"n{at}", 1.0, float(at > 1)) for at in range(8)))
+    assert "score 75, dense 100 (difference -62 to +0)" in against_dense(many)
+    same = result(*(sample("notes", f"n{at}", 1.0, 1.0) for at in range(8)))
+    assert "score 100, dense 100 (no score differs)" in against_dense(same), "no interval of width 0"
+    assert "Of 10 prompts with 2,000 tokens and more, its guard runs 1 dense" in describe(TWO_SETS)
 
 
 def test_a_row_for_each_group_that_divides_the_questions():

@@ -9,6 +9,7 @@ import pytest
 from cluster.in_process.prompts import load_tokenizer
 from evals.questions.results import figure, outcomes
 from evals.questions.ways import BM25, DEFAULT, NO_DOCUMENT
+from evals.run import ask
 from evals.run.ask import InProcess
 from evals.run.failure_pages import INDEX
 from evals.run.run import EvalSettings, run
@@ -80,7 +81,7 @@ def test_a_short_prompt_runs_dense_as_in_serving(settings, asked, tmp_path):
     assert len(asked) == 2, "equal prompts are answered once: dense, and no document"
 
 
-def test_a_run_that_was_cut_off_asks_only_what_is_missing(settings, asked):
+def test_a_run_that_was_cut_off_asks_only_what_is_missing(settings, asked, monkeypatch):
     fresh = run(replace(settings, resume=None))
     at_once = len(asked)
     few = run(replace(settings, samples=1))
@@ -91,7 +92,8 @@ def test_a_run_that_was_cut_off_asks_only_what_is_missing(settings, asked):
     assert few["samples"] == [
         one for one in fresh["samples"] if one["seed"] in {early["seed"] for early in few["samples"]}
     ]
-    assert run(settings)["samples"] == fresh["samples"]
+    monkeypatch.setattr(ask, "start_pair", lambda *_: pytest.fail("engines were started"))
+    assert run(settings)["samples"] == fresh["samples"], "no engine is started where all answers are known"
     assert len(asked) == 2 * at_once
 
 
