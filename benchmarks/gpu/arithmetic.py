@@ -6,7 +6,7 @@ Their efficiencies are those of an earlier run on an H200 without CUDA graphs (`
 from dataclasses import dataclass
 from typing import Any, Self
 
-from cluster.plan.engine import Engine, Model
+from cluster.plan.engine import Model, PlannedEngine
 from cluster.plan.gpus import GPUS, Machine
 from skim_common.models.costs import Read
 from skim_common.models.size import ModelSize, parameter_counts
@@ -21,8 +21,8 @@ FAR = 1.3
 class Arithmetic:
     """target, speculator: engines on the GPU."""
 
-    target: Engine
-    speculator: Engine
+    target: PlannedEngine
+    speculator: PlannedEngine
 
     @classmethod
     def of(cls, target: dict[str, Any], speculator: dict[str, Any], gpu: str | None) -> Self | None:
@@ -30,7 +30,7 @@ class Arithmetic:
         known = next((GPUS[name] for name in GPUS if gpu and name.upper() in gpu.upper()), None)
         if known is None:
             return None
-        return cls(*(Engine(_model(config), Machine.of(known)) for config in (target, speculator)))
+        return cls(*(PlannedEngine(_model(config), Machine.of(known)) for config in (target, speculator)))
 
     def expected(self, tokens: int, kept: int, window: int | None, depth: float) -> dict[str, float]:
         """Milliseconds of the dense prompt, of the speculator's read, of the kept tokens and of Skim, and dense ÷ Skim.

@@ -1,7 +1,7 @@
 """`skim eval`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,14 +25,28 @@ def evaluate(
         str | None,
         typer.Option(metavar="URL", help="Send the prompts to this Skim endpoint, instead of starting two engines."),
     ] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Ask the questions of this JSONL file about your own texts, in place of the tasks. --samples is then"
+            " their number per set.",
+        ),
+    ] = None,
     keep_rates: Annotated[
-        str,
-        typer.Option(metavar="RATE[,RATE...]", help="Shares of the prompt to keep. Dense is always measured."),
-    ] = "0.05,0.1,0.2,0.3,0.5,1",
+        str | None,
+        typer.Option(
+            metavar="RATE[,RATE...]",
+            help="Shares of the prompt to keep. Dense is always measured. The default is 0.05,0.1,0.2,0.3,0.5,1; with"
+            " --questions it is what Skim chooses itself, which is always measured then.",
+        ),
+    ] = None,
     tasks: Annotated[
         str | None, typer.Option(metavar="TASK[,TASK...]", help="Names of tasks. The default is all tasks.")
     ] = None,
-    lengths: Annotated[str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens.")] = "1024,4096",
+    lengths: Annotated[
+        str | None, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens. The default is 1024,4096.")
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Number of prompts per task and length.")] = 50,
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     style: Annotated[
@@ -99,8 +113,9 @@ def evaluate(
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
-    """Answer quality at several keep rates, on generated long-context tasks and beside simpler selections."""
+    """Answer quality beside simpler selections, on generated tasks or on questions about your own texts."""
     from cluster.commands.selection_flags import read_options
+    from evals.questions import results as question_results
     from evals.results import families as family_results
     from evals.results import keep_rates as results
     from evals.run import run
@@ -110,13 +125,17 @@ def evaluate(
         raise SkimError(f"--style is instruct or plain, not {style}")
     if about not in ("records", "code"):
         raise SkimError(f"--about is records or code, not {about}")
+    if questions is not None and (tasks is not None or lengths is not None):
+        raise SkimError("--questions takes the place of the tasks: omit --tasks and --lengths")
+    results_module: Any = question_results if questions is not None else family_results if timed else results
+    rates = keep_rates or ("0.05,0.1,0.2,0.3,0.5,1" if questions is None else "1")
     settings = run.EvalSettings(
         target=str(target),
         speculator=None if speculator is None else str(speculator),
         endpoint=endpoint,
-        keep_rates=values(keep_rates, float, "--keep-rates"),
+        keep_rates=values(rates, float, "--keep-rates"),
         tasks=tuple(TASKS) if tasks is None else values(tasks, str, "--tasks"),
-        lengths=values(lengths, int, "--lengths"),
+        lengths=values(lengths or "1024,4096", int, "--lengths"),
         samples=samples,
         seed=seed,
         style=style,  # type: ignore[arg-type]
@@ -130,7 +149,8 @@ def evaluate(
         timed=timed,
         resume=resume,
         explain=explain,
+        questions=questions,
         target_options=read_options(target_options, "--target-options"),
         speculator_options=read_options(speculator_options, "--speculator-options"),
     )
-    measure(family_results if timed else results, lambda report: run.run(settings, report), json_file, plot_file)
+    measure(results_module, lambda report: run.run(settings, report), json_file, plot_file)

@@ -28,7 +28,7 @@ def questions(
 ) -> None:
     """How much of the evidence that people marked in your texts a selection keeps, with the speculator alone."""
     from cluster.commands.selection_flags import read_options
-    from evals.run import questions_kept as benchmark
+    from evals.questions import kept as benchmark
 
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     settings = benchmark.QuestionsSettings(

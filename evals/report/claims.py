@@ -9,6 +9,8 @@ from typing import Any
 
 from benchmarks.report.soak import FAILED
 from benchmarks.report.statistics import in_words
+from evals.questions import results as answers
+from evals.questions.ways import BM25, DEFAULT, NO_DOCUMENT
 from evals.results import families, lengths
 
 Result = dict[str, Any]
@@ -173,6 +175,21 @@ def _questions(result: Result) -> str:
     )
 
 
+def _of_people(rate: float) -> Callable[[Result], str]:
+    def figure(result: Result) -> str:
+        others = {f"{BM25} with as many tokens": (BM25, rate), "without the document": (NO_DOCUMENT, 0.0)}
+        scores = {name: 100 * answers.whole(result, case).score for name, case in others.items()}
+        said = "; ".join(f"{name} {score:.0f}" for name, score in scores.items())
+        return f"{answers.against_dense(result, (DEFAULT, rate))}; {said}"
+
+    return figure
+
+
+def _run_dense(result: Result) -> str:
+    ran, of = answers.run_dense(result)
+    return f"{ran} of {of} prompts"
+
+
 def _evidence(result: Result) -> str:
     shares = {row["way"]: row["kept"] / row["of"] for row in result["rows"] if row["keep_rate"] == 0.1}
     return f"{shares['look-ahead']:.3f}, BM25 {shares['lexical']:.3f}"
@@ -181,6 +198,7 @@ def _evidence(result: Result) -> str:
 RANDOM = "random weights (12 layers x 768, 2 x 256)"
 RANDOM_6 = "random weights (6 layers x 768, 2 x 256)"
 QWEN = "Qwen2.5-Coder 0.5B for 1.5B"
+PEOPLE = "64 questions about papers and meetings of BAMBOO"
 QUALITY = "Answer quality on real text, over time to first token"
 BY_LENGTH = "Answer quality on real text, by prompt length"
 
@@ -240,6 +258,20 @@ SHOWN = (
         _questions,
         "80 questions about papers and meetings of BAMBOO, up to 4,096 tokens; Qwen2.5-Coder 0.5B",
         "Evidence that people marked",
+    ),
+    Claim(
+        "answers to questions of people, which choose an option, at keep rate 0.2 (no guard)",
+        "answers-bamboo",
+        _of_people(0.2),
+        f"{PEOPLE}, of which 8 are under 2,000 tokens and run dense; {QWEN}",
+        "Answers to questions of people",
+    ),
+    Claim(
+        "the same without an option of the request",
+        "answers-bamboo",
+        _of_people(0.0),
+        f"{PEOPLE}, most of which the guard runs dense; {QWEN}",
+        "Answers to questions of people",
     ),
     Claim(
         "answer quality without an option (`keep_rate: auto`, with the guard)",
@@ -342,6 +374,13 @@ SHOWN = (
 )
 
 AGAINST = (
+    Claim(
+        "questions of people with options to choose from that the guard runs dense, so that nothing is saved",
+        "answers-bamboo",
+        _run_dense,
+        f"those of {PEOPLE} with 2,000 tokens and more; {QWEN}",
+        "Answers to questions of people",
+    ),
     Claim(
         f"answer quality at keep rate {BENCH_KEEP} of chunks (`granularity: chunk`), without the guard",
         "families-qwen",

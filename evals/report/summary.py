@@ -24,7 +24,9 @@ _NOT_SHOWN = """## What is not shown
   quality of a selection changes with the size of the models is not known.
 - **Long prompts with real models.** Answers and evidence on real text were measured with prompts of at most 16,384
   tokens, and conversations about documents of at most 4,096.
-- **Natural questions.** Most tasks are generated: records, code, tool results and facts in English prose.
+- **Natural questions.** Most tasks are generated: records, code, tool results and facts in English prose. Answers to
+  questions of people were measured for few questions, with options to choose from and texts of at most 4,096 tokens:
+  enough to see a large loss, but no loss of a few points. Free answers, contracts and longer texts were not.
 - **Drafts that pay on a real pair.** On CPU the adaptive number of drafts comes out at about the speed without drafts.
 - **Several machines and Kubernetes.** Clusters were several Ray nodes on one machine. The Kubernetes objects are
   checked against schemas and were never applied.

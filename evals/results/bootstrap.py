@@ -25,3 +25,16 @@ def of_families(values: Mapping[str, Sequence[float]]) -> Interval:
         drawn += array[rng.integers(0, array.size, (ROUNDS, array.size))].mean(1)
     low, high = np.quantile(drawn / len(values), (0.025, 0.975))
     return float(np.mean(means)), float(low), float(high)
+
+
+def of_clusters(values: Mapping[str, Sequence[Sequence[float]]]) -> Interval:
+    """As `of_families`, but clusters of samples are drawn anew: samples of one cluster are not independent."""
+    rng = np.random.default_rng(SEED)
+    drawn, means = np.zeros(ROUNDS), []
+    for clusters in values.values():
+        sums, sizes = (np.array([of(one) for one in clusters], float) for of in (sum, len))
+        means.append(sums.sum() / sizes.sum())
+        picked = rng.integers(0, sums.size, (ROUNDS, sums.size))
+        drawn += sums[picked].sum(1) / sizes[picked].sum(1)
+    low, high = np.quantile(drawn / len(values), (0.025, 0.975))
+    return float(np.mean(means)), float(low), float(high)

@@ -4,13 +4,16 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Protocol
 
+from cluster.in_process.async_pair import AsyncPair
 from evals.run.engines import start_pair
 from evals.selection.prompts import render
 from evals.selection.selectors import DENSE, SELECTORS, WRONG_ORIGIN, Reading, Selector
 from evals.tasks.registry import Sample
 from kv_transfer.messages import KeptPrompt
+from kv_transfer.options import SelectionOptions
 from kv_transfer.sampling import FINAL_ONLY
 from router.explain.explained import Explained
 from router.options.request import PrefillOptions
@@ -99,37 +102,46 @@ class InProcess:
         speculator_options: Mapping[str, Any],
         create_target: Callable[..., Any] | None = None,
     ) -> None:
-        """Start the engines. engine: vllm or mock. create_target: as `EngineSettings.create`.
-
-        Raises ModelError for models that do not fit, SkimError for an engine that does not start.
-        """
+        """The first prompt starts the engines. engine: vllm or mock. create_target: as `EngineSettings.create`."""
         self._tokenizer = load_tokenizer(target)
         self._rates = [rate for rate in keep_rates if rate < 1]
         self._options = PrefillOptions(look_ahead=look_ahead, min_prompt_tokens=1)
         self._max_tokens = max_tokens
-        self._pair = start_pair(target, speculator, engine, target_options, speculator_options, create_target)
+        self._start = partial(start_pair, target, speculator, engine, target_options, speculator_options, create_target)
 
-    async def _answer(self, kept: KeptPrompt, extra_args: Mapping[str, Any] | None = None) -> str:
-        """The target's answer. extra_args: of vLLM's sampling parameters."""
-        sampling: dict[str, Any] = {"temperature": 0.0, "max_tokens": self._max_tokens, "output_kind": FINAL_ONLY}
+    @cached_property
+    def _pair(self) -> AsyncPair:
+        """Both engines. A run whose answers are all known starts none. Raises as `start_pair`."""
+        return self._start()
+
+    async def _answer(
+        self, kept: KeptPrompt, extra_args: Mapping[str, Any] | None = None, limit: int | None = None
+    ) -> str:
+        """The target's answer. extra_args: of vLLM's sampling parameters. limit: as `Sample.max_tokens`."""
+        most = min(self._max_tokens, limit or self._max_tokens)
+        sampling: dict[str, Any] = {"temperature": 0.0, "max_tokens": most, "output_kind": FINAL_ONLY}
         if extra_args:
             sampling["extra_args"] = dict(extra_args)
         outputs = [output async for output in self._pair.generate(kept, sampling)]
         return outputs[-1].completions[0].text
 
     async def close(self) -> None:
-        """Stop both engines."""
-        await self._pair.close()
+        """Stop both engines, if they run."""
+        if "_pair" in vars(self):
+            await self._pair.close()
 
 
 class Engines(InProcess):
     """Selectors of `evals.selection.selectors`, from engines in this process."""
 
+    known: Mapping[str, Selector] = SELECTORS
+    """All selectors, by name."""
+
     def __init__(
         self, target: str, speculator: str, *, engine: str, selectors: Sequence[str] = tuple(SELECTORS), **settings: Any
     ) -> None:
         """As `InProcess`. selectors: names; those that the engine cannot run are left out."""
-        self.selectors = tuple(name for name in selectors if engine == "vllm" or not SELECTORS[name].vllm)
+        self.selectors = tuple(name for name in selectors if engine == "vllm" or not self.known[name].vllm)
         create = _create_wrong_origin if engine == "vllm" and WRONG_ORIGIN in selectors else None
         super().__init__(target, speculator, engine=engine, create_target=create, **settings)
 
@@ -138,9 +150,14 @@ class Engines(InProcess):
         """All cases of a sample."""
         return cases_of(self.selectors, self._rates)
 
+    @property
+    def explained(self) -> tuple[str, ...]:
+        """The selectors whose selections `explain` can show."""
+        return tuple(name for name in self.selectors if self.known[name].served is not None)
+
     async def ask(self, sample: Sample, known: Collection[Case] = ()) -> dict[Case, Answer]:
         """Raises SkimError for a prompt that cannot be served, or that serving would not compress."""
-        prompt = render(sample, self._tokenizer, self._options)
+        prompt = self._prompt(sample)
         cases = [case for case in self.cases if case not in known]
         chosen: dict[float, KeptPrompt] = {}
         asked: dict[Case, KeptPrompt] = {}
@@ -155,14 +172,17 @@ class Engines(InProcess):
             # Decoding is greedy, so equal prompts have equal answers.
             prompts = {_identity(asked[case]): asked[case] for case in group}
             extra = _extra_args(group[0]) if group else {}
-            texts = await asyncio.gather(*(self._answer(kept, extra) for kept in prompts.values()))
+            texts = await asyncio.gather(*(self._answer(kept, extra, sample.max_tokens) for kept in prompts.values()))
             by_prompt = dict(zip(prompts, texts, strict=True))
-            answers |= {case: Answer.of(by_prompt[_identity(asked[case])], asked[case]) for case in group}
+            answers |= {
+                case: Answer(by_prompt[_identity(asked[case])], int(asked[case].token_ids.size), prompt.size)
+                for case in group
+            }
         return answers
 
     async def time(self, sample: Sample) -> list[Timing]:
         """Measure each case of a sample, one after the other and each with cold caches."""
-        prompt = render(sample, self._tokenizer, self._options)
+        prompt = self._prompt(sample)
         chosen: dict[float, KeptPrompt] = {}
         timings = []
         for case in self.cases:
@@ -179,15 +199,22 @@ class Engines(InProcess):
         return timings
 
     async def explain(self, sample: Sample, case: Case) -> tuple[RenderedPrompt, Explained]:
-        """The prompt and the selection of a case of a served selector, made again."""
-        name, rate = case
-        selector = SELECTORS[name]
-        assert selector.served is not None
-        prompt = render(sample, self._tokenizer, self._options)
-        reading = await self._reading(sample, prompt, (name, rate), {})
-        options = reading.selection_options(**selector.served)
+        """The prompt and the selection of a case of one of the selectors `explained`, made again."""
+        prompt = self._prompt(sample)
+        reading = await self._reading(sample, prompt, case, {})
+        options = self._explained_options(reading, case[0])
         selection = await reading.selected(options)
         return prompt, Explained(selection, options, reading.layout, selection.timings)
+
+    def _explained_options(self, reading: Reading, name: str) -> SelectionOptions:
+        return reading.selection_options(**(self.known[name].served or {}))
+
+    def _prompt(self, sample: Sample) -> RenderedPrompt:
+        return render(sample, self._tokenizer, self._options)
+
+    async def _choose(self, reading: Reading) -> KeptPrompt:
+        """What the selectors that follow another one follow."""
+        return await reading.select()
 
     async def _reading(
         self,
@@ -199,18 +226,18 @@ class Engines(InProcess):
     ) -> Reading:
         """The selector's input. chosen: the speculator's selections by keep rate; a missing one is added."""
         name, rate = case
-        selector = SELECTORS.get(name)
+        selector = self.known.get(name)
         rated = self._options.model_copy(update={"keep_rate": rate} if 0 < rate < 1 else {})
         reading = Reading(sample, prompt, prompt.layout(rated), rated, self._pair, salt=salt)
         if selector is None or not selector.follows:
             return reading
         if rate not in chosen:
-            chosen[rate] = await replace(reading, salt=None).select()
+            chosen[rate] = await self._choose(replace(reading, salt=None))
         return replace(reading, chosen=chosen[rate])
 
     async def _kept(self, reading: Reading, case: Case) -> KeptPrompt:
         name, _ = case
-        return KeptPrompt.dense(reading.prompt.token_ids) if name == DENSE else await SELECTORS[name].keep(reading)
+        return KeptPrompt.dense(reading.prompt.token_ids) if name == DENSE else await self.known[name].keep(reading)
 
 
 def _identity(kept: KeptPrompt) -> tuple[bytes, bytes]:

@@ -5,7 +5,7 @@ They are made after the run. Each selection is made again, as only its answer is
 
 import html
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from benchmarks.report.progress import Progress
 from cluster.explain.page import explain_page, visible
 from evals.run.ask import Answer, Case, Engines
 from evals.selection.evidence import evidence_spans
-from evals.selection.selectors import DENSE, SELECTORS
+from evals.selection.selectors import DENSE
 from evals.tasks.registry import Sample
 from router.explain.explained import DROPPED, Explained
 from router.explain.prompt_text import PromptText, message_spans, read_token_text
@@ -41,16 +41,17 @@ class Worse:
         return re.sub(r"[^\w.-]+", "-", words) + ".html"
 
 
-def worse_answers(samples: Sequence[Sample], answers: Sequence[Mapping[Case, Answer]]) -> Iterator[Worse]:
+def worse_answers(
+    samples: Sequence[Sample], answers: Sequence[Mapping[Case, Answer]], shown: Collection[str]
+) -> Iterator[Worse]:
     """The answers to serving's own selections that are worse than the dense answers. Baselines have no scores to show.
 
-    answers: those to each sample, by case.
+    answers: those to each sample, by case. shown: the selectors whose selections can be shown.
     """
     for number, (sample, by_case) in enumerate(zip(samples, answers, strict=True)):
         dense = by_case[DENSE, 1.0]
         for case, answer in by_case.items():
-            selector = SELECTORS.get(case[0])
-            if selector is None or selector.served is None:
+            if case[0] not in shown:
                 continue
             if sample.quiz.score(answer.text) < sample.quiz.score(dense.text):
                 yield Worse(number, sample, case, answer, dense)

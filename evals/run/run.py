@@ -11,6 +11,10 @@ from typing import Any
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from benchmarks.report.statistics import wilson
+from evals.questions.endpoint import QuestionEndpoint
+from evals.questions.file import read_questions
+from evals.questions.samples import QuestionSample, draw
+from evals.questions.ways import WAYS, QuestionEngines
 from evals.run import turns
 from evals.run.ask import Answer, Asker, Case, Engines, load_tokenizer, model_name
 from evals.run.endpoint import Endpoint
@@ -36,7 +40,8 @@ class EvalSettings:
     turns: questions about each document, in one conversation; with more than one, the turns take the place of `tasks`
     (`evals.run.turns`). about: what those documents are. timed: number of samples whose cases are
     timed, one after the other; they are spread over the tasks and lengths. resume: the file of `evals.run.journal`.
-    explain: the folder for `evals.run.failure_pages`.
+    explain: the folder for `evals.run.failure_pages`. questions: a file of `evals.questions.file`, whose questions take
+    the place of `tasks`; samples is then the number per set, and the selectors are `evals.questions.ways`.
     """
 
     target: str
@@ -58,20 +63,24 @@ class EvalSettings:
     timed: int = 0
     resume: Path | None = None
     explain: Path | None = None
+    questions: Path | None = None
     target_options: dict[str, Any] = field(default_factory=dict)
     speculator_options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def known_selectors(self) -> Mapping[str, Selector]:
         """The selectors that can be measured, by name."""
+        if self.questions is not None:
+            return WAYS
         return SELECTORS if self.turns == 1 else turns.SELECTORS
 
     def in_results(self) -> dict[str, Any]:
         """The settings without names of folders and files."""
         hidden = {"target": model_name(self.target), "speculator": model_name(self.speculator)}
         found = asdict(self) | hidden | {"endpoint": self.endpoint is not None}
-        del found["resume"], found["explain"]
-        return found
+        of_tasks = ("tasks", "lengths", "style", "turns", "about") if self.questions is not None else ()
+        unused = {"resume", "explain", "questions", *of_tasks}
+        return {name: value for name, value in found.items() if name not in unused}
 
 
 def run(settings: EvalSettings, progress: Progress = silent) -> dict[str, Any]:
@@ -91,15 +100,19 @@ def run(settings: EvalSettings, progress: Progress = silent) -> dict[str, Any]:
     progress("starting the engines" if settings.endpoint is None else "asking the endpoint", 0)
     selectors, cases = asyncio.run(_ask_all(settings, conversations, journal, progress))
     samples = list(chain(*conversations))
-    describe_task = describe if settings.turns == 1 else turns.describe_turn
     given = _given(samples, journal, cases)
-    return {
+    found = {
         "machine": began,
         "settings": settings.in_results(),
-        "tasks": {task: describe_task(task) for task in settings.tasks},
         "selectors": {name: settings.known_selectors[name].what for name in selectors},
-        "cells": _cells(samples, given),
         "samples": [_scored(sample, answers) for sample, answers in zip(samples, given, strict=True)],
+    }
+    if settings.questions is not None:
+        return found
+    describe_task = describe if settings.turns == 1 else turns.describe_turn
+    return found | {
+        "tasks": {task: describe_task(task) for task in settings.tasks},
+        "cells": _cells(samples, given),
         "timings": [asdict(timing) for sample in samples for timing in journal.timings(sample)],
         "examples": _examples(samples, given),
     }
@@ -110,6 +123,8 @@ def _check(settings: EvalSettings) -> None:
         raise SkimError("give the pair by --target and --speculator, or --endpoint and --target (for its tokenizer)")
     if settings.endpoint is not None and settings.turns > 1:
         raise SkimError("turns are measured with engines in this process: give --speculator, not --endpoint")
+    if settings.questions is not None and (settings.turns > 1 or settings.timed):
+        raise SkimError("questions of a file have no turns and are not timed: omit --turns and --timed")
     if settings.timed and (settings.endpoint is not None or settings.turns > 1):
         raise SkimError("--timed needs engines in this process, and the tasks: omit --endpoint and --turns")
     if settings.explain and (settings.endpoint is not None or settings.turns > 1):
@@ -132,6 +147,8 @@ def _conversations(settings: EvalSettings) -> list[list[Sample]]:
     def tokens(text: str) -> int:
         return len(tokenizer(text, add_special_tokens=False).input_ids)
 
+    if settings.questions is not None:
+        return [[one] for one in draw(read_questions(settings.questions), settings.samples, settings.seed, tokens)]
     how: dict[str, Any] = {"seed": settings.seed, "style": settings.style, "tokens": tokens}
     if settings.turns > 1:
         how["about"] = settings.about
@@ -141,8 +158,9 @@ def _conversations(settings: EvalSettings) -> list[list[Sample]]:
 
 def _journal(settings: EvalSettings) -> Journal:
     found = settings.in_results()
-    target = {name: found[name] for name in ("target", "engine", "endpoint", "target_options", "max_tokens", "style")}
-    selection = {name: found[name] for name in ("speculator", "speculator_options", "look_ahead", "turns")}
+    of_all = ("target", "engine", "endpoint", "target_options", "max_tokens", "style")
+    of_selection = ("speculator", "speculator_options", "look_ahead", "turns")
+    target, selection = ({name: found.get(name) for name in names} for names in (of_all, of_selection))
     return Journal(settings.resume, target, selection | {"defaults": PrefillOptions().model_dump()})
 
 
@@ -153,6 +171,8 @@ def _asker(settings: EvalSettings) -> Asker:
         "max_tokens": settings.max_tokens,
     }
     chosen: dict[str, Any] = {"selectors": settings.selectors}
+    if settings.endpoint is not None and settings.questions is not None:
+        return QuestionEndpoint(settings.endpoint, tokenizer=load_tokenizer(settings.target), **chosen, **shared)
     if settings.endpoint is not None:
         return Endpoint(settings.endpoint, **chosen, **shared)
     assert settings.speculator is not None
@@ -163,7 +183,8 @@ def _asker(settings: EvalSettings) -> Asker:
     }
     if settings.turns > 1:
         return turns.TurnEngines(settings.target, settings.speculator, **chosen, **shared)
-    return Engines(settings.target, settings.speculator, **chosen, **shared)
+    engines = Engines if settings.questions is None else QuestionEngines
+    return engines(settings.target, settings.speculator, **chosen, **shared)
 
 
 async def _ask_all(
@@ -187,7 +208,7 @@ async def _ask_all(
             samples = list(chain(*conversations))
             await _time(asker, settings.timed, samples, journal, progress)
             if settings.explain is not None:
-                found = list(worse_answers(samples, _given(samples, journal, asker.cases)))
+                found = list(worse_answers(samples, _given(samples, journal, asker.cases), asker.explained))
                 await write_pages(asker, settings.target, found, settings.explain, progress)
         return asker.selectors, asker.cases
     finally:
@@ -222,7 +243,9 @@ def _scored(sample: Sample, answers: Mapping[Case, Answer]) -> dict[str, Any]:
     scores = [[*case, round(sample.quiz.score(answer.text), 4), answer.read] for case, answer in answers.items()]
     dense = answers[DENSE, 1.0]
     where = {"task": sample.task, "family": sample.family, "length": sample.length, "seed": sample.seed}
-    return {**where, "prompt": dense.prompt, "dense": dense.text, "scores": scores}
+    # An answer may quote the user's text, so results do not hold it.
+    more = {"document": sample.document} if isinstance(sample, QuestionSample) else {"dense": dense.text}
+    return {**where, "prompt": dense.prompt, **more, "scores": scores}
 
 
 def _cells(samples: list[Sample], answers: list[dict[Case, Answer]]) -> list[dict[str, Any]]:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from evals.tasks.quiz import Quiz
+from evals.tasks.quiz import Scored
 from router.prompt.protected_spans import char_ranges, tokens_touched_by_each
 from router.prompt.rendered import RenderedPrompt
 
 
-def evidence_spans(prompt: RenderedPrompt, quiz: Quiz) -> list[tuple[int, int]]:
+def evidence_spans(prompt: RenderedPrompt, quiz: Scored) -> list[tuple[int, int]]:
     """The half-open token spans of `prompt` that touch one of the texts in `quiz.evidence`, ascending.
 
     A text counts wherever it occurs. Raises ValueError for a prompt without `offsets`, for a quiz without evidence, and

@@ -22,7 +22,7 @@ from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import KeptPrompt, Selection, SelectRequest
 from kv_transfer.options import AUTO, SelectionOptions
-from router.decision.guard import Guard
+from router.decision.guard import Advice, Guard
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
 
@@ -66,15 +66,20 @@ class Reading:
         return await self.pair.select(request)
 
 
+def advised(reading: Reading, guard: Guard, **changes: Any) -> Advice:
+    """The guard's advice on the prompt with `keep_rate: auto` as the deployment's default. changes: of the options."""
+    # No field counts as set: the guard obeys a request that says how much to keep.
+    defaults = reading.options.model_copy(update={"keep_rate": AUTO, "reuse": "off", **changes}).model_dump()
+    return guard.advise(PrefillOptions.model_construct(set(), **defaults), reading.prompt.task_text(reading.layout))
+
+
 async def keep_guarded(reading: Reading, **changes: Any) -> KeptPrompt:
     """The kept prompt with `keep_rate: auto` as the deployment's default; the dense prompt where the guard wants it.
 
     changes: of the other options.
     """
     prompt, guard = reading.prompt, Guard(Unmetered(), enabled=True)
-    # No field counts as set: the guard obeys a request that says how much to keep.
-    defaults = reading.options.model_copy(update={"keep_rate": AUTO, "reuse": "off", **changes}).model_dump()
-    advice = guard.advise(PrefillOptions.model_construct(set(), **defaults), prompt.task_text(reading.layout))
+    advice = advised(reading, guard, **changes)
     if advice.verdict == "dense":
         return KeptPrompt.dense(prompt.token_ids)
     selection = await reading.selected(advice.options.selection)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from demo_models.documents import filler_sentence
 
@@ -58,6 +58,20 @@ class Frame:
     joint: str = " "
     calls: tuple[Message, ...] = ()
     earlier: tuple[tuple[str, str], ...] = ()
+
+
+class Scored(Protocol):
+    """What a measurement needs of a question. expected, evidence: as in `Quiz`."""
+
+    @property
+    def question(self) -> str: ...
+    @property
+    def expected(self) -> tuple[str, ...]: ...
+    @property
+    def evidence(self) -> tuple[str, ...]: ...
+    def score(self, answer: str) -> float:
+        """From 0 to 1."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from evals.tasks import aggregation, associations, prose, retrieval, tool_result
 from evals.tasks import code as code_tasks
 from evals.tasks import movements as moves
 from evals.tasks import retrieval as order
-from evals.tasks.quiz import Count, Message, Quiz, Style, compose, converse
+from evals.tasks.quiz import Count, Message, Quiz, Scored, Style, compose, converse
 from skim_common.errors import SkimError
 
 FAMILIES: dict[str, dict[str, Callable[[int, random.Random], Quiz]]] = {
@@ -64,16 +64,17 @@ def family_of(task: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One prompt. text: the last message. seed: seeds everything else that is random for this prompt. history: the
-    messages before it. role: of the last message, user or tool.
+    messages before it. role: of the last message, user or tool. max_tokens: of the answer, if it is less than a run's.
     """
 
     task: str
     length: int
-    quiz: Quiz
+    quiz: Scored
     text: str
     seed: str
     history: tuple[Message, ...] = ()
     role: str = "user"
+    max_tokens: int | None = None
 
     @property
     def messages(self) -> list[Message]:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.unit.conftest import MODELS
+from tests.unit.evals.questions.texts import written
 
 PAIR = ("--target", MODELS / "target", "--speculator", MODELS / "speculator")
 SMALL = ("--engine", "mock", "--lengths", "1024", "--samples", 1, "--tasks", "multi_key, counting", "--style", "plain")
@@ -25,6 +26,29 @@ def test_from_options_to_files(skim, tmp_path):
     assert result["command"].startswith("skim eval --target ")
     assert plot.stat().st_size > 0
     assert "Metric: the answer states the value." in " ".join(ran.out.split())
+
+
+def test_questions_about_your_own_texts(skim, tmp_path):
+    file, plot = tmp_path / "answers.json", tmp_path / "answers.png"
+    asked = written(tmp_path / "questions.jsonl")
+    options = ("--engine", "mock", "--samples", 1, "--selectors", "default; no document")
+    ran = skim("eval", *PAIR, *options, "--questions", asked, "--json", file, "--plot", plot)
+    assert ran.code == 0, ran.err
+    result = json.loads(file.read_text())
+    assert [[case[:2] for case in sample["scores"]] for sample in result["samples"]] == [
+        [["dense", 1.0], ["default", 0.0], ["no document", 0.0]]
+    ] * 2
+    assert "tasks" not in result["settings"]
+    assert plot.stat().st_size > 0
+    assert "worst set " in " ".join(ran.out.split())
+
+
+def test_questions_take_the_place_of_tasks(skim, tmp_path):
+    ran = skim("eval", *PAIR, *SMALL, "--questions", written(tmp_path / "questions.jsonl"))
+    assert (ran.code, ran.error.strip()) == (
+        2,
+        "skim: --questions takes the place of the tasks: omit --tasks and --lengths",
+    )
 
 
 @pytest.mark.parametrize(

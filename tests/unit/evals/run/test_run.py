@@ -38,9 +38,9 @@ def test_equal_prompts_are_answered_once(monkeypatch):
     asked = []
     answer = InProcess._answer
 
-    async def counted(self, kept, extra_args=None):
+    async def counted(self, kept, *more):
         asked.append(kept)
-        return await answer(self, kept, extra_args)
+        return await answer(self, kept, *more)
 
     monkeypatch.setattr(InProcess, "_answer", counted)
     selectors = ("speculator", "auto + guard")

@@ -16,9 +16,9 @@ from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from cluster.in_process.prompts import render
+from evals.questions.file import Question, read_questions
 from evals.results.bootstrap import of_mean
 from evals.run.ask import load_tokenizer, model_name
-from evals.run.questions import Question, read_questions
 from evals.run.speculator_alone import measured
 from evals.selection.chunk_recall import WAYS, importance_of, kept_share
 from kv_transfer.options import SelectionOptions
@@ -30,7 +30,7 @@ from speculator_service.engine import SpeculatorEngine
 
 @dataclass(frozen=True)
 class QuestionsSettings:
-    """questions: a file of `evals.run.questions`. ways: as in EvidenceSettings. prompts: of each set, drawn by `seed`.
+    """questions: a file of `evals.questions.file`. ways: as in EvidenceSettings. prompts: of each set, drawn by `seed`.
 
     most_gold: questions with a larger share of gold in the text are left out. journal: as in EvidenceSettings.
     """

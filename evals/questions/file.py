@@ -1,9 +1,11 @@
 """Questions of people about texts of people, from a file.
 
 Each line of the file is a JSON object: `document` (a text, or the id of one), `question`, and what is known of the
-answer: `gold` (character ranges of the document that hold the evidence, [[start, end], ...]), `answers`, `choices`,
-`score` (evidence, choice, f1, exact or contains), `set` (a name). Texts with ids stand in a second file beside it,
-whose lines have `id` and `text`: `questions.jsonl` has `documents.jsonl`. Both may be gzipped (`.jsonl.gz`).
+answer: `gold` (character ranges of the document that hold the evidence, [[start, end], ...]), `answers` (texts, of
+which one is enough; of a question with choices the letter), `choices` (texts), `score` (evidence, choice, f1, exact or
+contains), `set` (a name). Without `score` it is choice with choices, f1 with answers, else evidence. Texts with ids
+stand in a second file beside it, whose lines have `id` and `text`: `questions.jsonl` has `documents.jsonl`. Both may be
+gzipped (`.jsonl.gz`).
 """
 
 import gzip
@@ -11,21 +13,26 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from evals.tasks.quiz import Message
 from skim_common.errors import SkimError
 
+Score = Literal["evidence", "choice", "f1", "exact", "contains"]
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """number: of its line, from 1. gold: half-open character ranges of `document`."""
+    """number: of its line, from 1. gold: half-open character ranges of `document`. Empty: not known."""
 
     number: int
     set: str
     document: str
     question: str
     gold: tuple[tuple[int, int], ...]
+    answers: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    score: Score = "evidence"
 
     @property
     def messages(self) -> list[Message]:
@@ -53,7 +60,18 @@ def _question(line: dict[str, Any], number: int, path: Path, texts: dict[str, An
     if not isinstance(document, str) or any(not 0 <= start < end <= len(document) for start, end in ranges):
         raise SkimError(f"{path}, line {number}: gold must be [start, end] ranges inside the document's characters")
     asked = _field(line, "question", str, path, number)
-    return Question(number, str(line.get("set", path.name)), document, asked, ranges)
+    answers, choices = (_texts(line, name, path, number) for name in ("answers", "choices"))
+    score = line.get("score", "choice" if choices else "f1" if answers else "evidence")
+    if score not in get_args(Score):
+        raise SkimError(f"{path}, line {number}: score must be one of {', '.join(get_args(Score))}")
+    return Question(number, str(line.get("set", path.name)), document, asked, ranges, answers, choices, score)
+
+
+def _texts(line: dict[str, Any], name: str, path: Path, number: int) -> tuple[str, ...]:
+    found = line.get(name) or []
+    if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
+        raise SkimError(f"{path}, line {number}: {name} must be a list of texts that are not empty")
+    return tuple(found)
 
 
 def _field(line: dict[str, Any], name: str, kind: type, path: Path, number: int) -> Any:
