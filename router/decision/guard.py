@@ -28,6 +28,7 @@ from kv_transfer.options import AUTO, SelectionOptions
 from router.decision.rules import Decision
 from router.decision.whole_text import whole_text_score
 from router.options.request import PrefillOptions
+from router.prompt.task.options import without_options
 
 Verdict = Literal["compressed", "more", "dense"]
 
@@ -98,7 +99,9 @@ WHOLE_TEXT = QuestionKind("whole-text", "dense")
 
 
 def task_kind(task: str) -> QuestionKind | None:
-    """The kind of a task that a selection cannot be trusted with; None of another."""
+    """The kind of a task that a selection cannot be trusted with; None of another. The options of a question of choice
+    do not count."""
+    task = without_options(task)
     kind = next((kind for kind in QUESTIONS if kind.matches(task)), None)
     if (kind is None or kind.verdict != "dense") and whole_text_score(task) > 0:
         return WHOLE_TEXT

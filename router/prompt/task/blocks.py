@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from router.prompt.markers import CharSpan
+from router.prompt.task.options import options_of
 from router.prompt.task.words import ASKS, HEADING, asks, asks_surely
 
 SHORT_TEXT = 2048
@@ -158,7 +159,10 @@ def _trimmed(text: str, start: int, end: int) -> Block | None:
     size = size_of(text, start, end)
     second = text.find("\n", start, end) + 1
     is_list = bool(_ITEM.match(text, start, end) or (second and _ITEM.match(text, second, end)))
-    return Block(start, end, size, size <= SHORT_TEXT and _is_task(text, start, end), is_list)
+    asks_something = size <= SHORT_TEXT and (
+        _is_task(text, start, end) or (is_list and bool(options_of(text, start, end)))
+    )
+    return Block(start, end, size, asks_something, is_list)
 
 
 def _beginning(text: str, blocks: Sequence[Block], *, alone: bool) -> Iterator[Block]:
@@ -194,16 +198,20 @@ def _ending(text: str, blocks: Sequence[Block], *, alone: bool, found: bool) -> 
         yield from _edge_of(text, last, at_end=True)
         return
     waiting: list[Block] = []
+    chooses = False
     for number, block in enumerate(reversed(blocks[1:] or blocks)):
-        if after.goes_on and not block.asks:  # what the paragraph says before its question
+        with_choice = chooses  # the options stand after this block, so the question is in it
+        chooses = bool(options_of(text, block.start, block.end))
+        of_choice = chooses or with_choice
+        if after.goes_on and not block.asks and not of_choice:  # what the paragraph says before its question
             yield from _last_lines(text, block)
             return
         size += block.size
-        if block is not last and (size > EDGE or not block.is_short or (alone and found)):
+        if block is not last and (size > EDGE or not block.is_short or (alone and found and not of_choice)):
             return
         waiting.append(block)
         searching = number < SEARCHED
-        if block is last or (searching and not found) or block.asks:
+        if block is last or (searching and not found) or block.asks or of_choice:
             yield from waiting
             waiting = []
         elif len(waiting) > (SEARCHED if searching else GAP):

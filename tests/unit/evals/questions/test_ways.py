@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.in_process.prompts import load_tokenizer
 from evals.questions.results import figure, outcomes
 from evals.questions.ways import BM25, DEFAULT, NO_DOCUMENT
 from evals.run import ask
@@ -14,6 +13,7 @@ from evals.run.ask import InProcess
 from evals.run.failure_pages import INDEX
 from evals.run.run import EvalSettings, run
 from skim_common.errors import SkimError
+from skim_common.models.info import load_tokenizer
 from tests.unit.cluster.explain.test_page import data_of
 from tests.unit.evals.conftest import MODELS
 from tests.unit.evals.questions.texts import LINES, TEXT, written
