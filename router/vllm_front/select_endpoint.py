@@ -4,9 +4,10 @@ vLLM's renderer makes the prompts, so that a text is tokenized and its places ar
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -21,6 +22,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from kv_transfer.spans import mask_of
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt
+from router.dispatch.selection import INLINE_CHARS
 from router.dispatch.state import CURRENT, CallState
 from router.dispatch.token_budget import TokenBudget
 from router.explain.selected_text import PlacedText, SelectedPrompt
@@ -34,6 +36,8 @@ from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.symbols import Hook
 
 PATH = "/v1/select"
+
+Result = TypeVar("Result")
 
 HOOK = Hook(
     what="a selection without an answer",
@@ -105,7 +109,11 @@ class SelectEndpoint:
         )
         unlimited = replace(renderer.default_chat_tok_params, max_total_tokens=None, max_output_tokens=0)
         _, prompts = await renderer.render_chat_async(chats, params, unlimited)
-        return [_asked(body, index, prompt, call) for index, prompt in enumerate(prompts)]
+        asked = []
+        for index, prompt in enumerate(prompts):
+            chars = len(prompt.get("prompt") or "")
+            asked.append(await _apart(chars, _asked, body, index, prompt, call))
+        return asked
 
     async def _select(self, name: str, asked: _Asked, body: SelectBody, call: CallState) -> list[dict[str, Any]]:
         """What was kept of each text of a prompt."""
@@ -114,7 +122,13 @@ class SelectEndpoint:
         prompt = Prompt(asked.rendered, {}, 0, cache_salt=request.salt(None), priority=priority, answers=False)
         prepared, selection = await self._dispatcher.select(name, prompt, call, asked.budget)
         selected = SelectedPrompt(selection, prepared.options, prepared.layout)
-        return [{**where, **selected.as_json(text, scores=body.scores)} for where, text in asked.texts]
+        chars, tell = len(asked.rendered.text or ""), partial(selected.as_json, scores=body.scores)
+        return [{**where, **await _apart(chars, tell, text)} for where, text in asked.texts]
+
+
+async def _apart(chars: int, work: Callable[..., Result], *arguments: Any) -> Result:
+    """What `work` returns, for a prompt of so many characters. Other requests run beside it if these are many."""
+    return await asyncio.to_thread(work, *arguments) if chars > INLINE_CHARS else work(*arguments)
 
 
 def _asked(body: SelectBody, index: int, prompt: Any, call: CallState) -> _Asked:
