@@ -195,6 +195,8 @@ class Admission:
         for other in queued:
             speculator_ms += other.speculator_ms + other.drafts_ms
             target_ms += other.target_ms
+        if not work.answers:
+            return self._speculator.wait_ms(speculator_ms)
         in_target = self._target.wait_ms(target_ms)
         if not work.selects:
             return in_target
@@ -264,7 +266,8 @@ class Admission:
         ticket.stage = "select" if work.selects else "ready"
         if work.selects:
             self._speculator.enter(work.speculator_ms)
-        self._target.enter(work.target_ms)
+        if work.answers:
+            self._target.enter(work.target_ms)
         self._meter.record("skim_router_queued", len(self._queue))
         if not ticket.dispatched.done():
             ticket.dispatched.set_result(None)
@@ -277,7 +280,7 @@ class Admission:
             return target_fits
         in_speculator = self._speculator.wait_ms(self._speculator.ahead_ms) if self._speculator.requests else 0.0
         speculator_fits = self._speculator.has_headroom or in_speculator <= POOL_WAIT_MS
-        return speculator_fits and (target_fits or in_target - in_speculator <= POOL_WAIT_MS)
+        return speculator_fits and (not ticket.work.answers or target_fits or in_target - in_speculator <= POOL_WAIT_MS)
 
     def _leave_speculator(self, ticket: Ticket) -> None:
         self._speculator.leave(ticket.work.speculator_ms)
@@ -302,7 +305,7 @@ class Admission:
             self._meter.record("skim_router_queued", len(self._queue))
         if ticket.stage == "select":
             self._speculator.leave(ticket.work.speculator_ms)
-        if ticket.stage in ("select", "ready"):
+        if ticket.stage in ("select", "ready") and ticket.work.answers:
             self._target.leave(ticket.work.target_ms)
         if ticket.stage == "prefill":
             self._leave_target(ticket)

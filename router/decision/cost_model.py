@@ -21,7 +21,7 @@ class Work:
 
     selects: whether the prompt goes to the speculator first. most_tokens: of the answer. drafts_ms: the speculator's
     read of the kept prompt for drafts, after the selection. The prompt's own first token does not wait for it, but the
-    prompts behind do.
+    prompts behind do. answers: False: the prompt ends with its selection, and the target gets nothing of it.
     """
 
     speculator_ms: float = 0.0
@@ -29,6 +29,7 @@ class Work:
     selects: bool = False
     most_tokens: int = 0
     drafts_ms: float = 0.0
+    answers: bool = True
 
     @property
     def total_ms(self) -> float:

@@ -32,6 +32,8 @@ def admit(
     work = forecaster.work(
         prepared.forecast, prepared.options, most_tokens, selects=decision.speculative, reads_for_drafts=drafts
     )
+    if not prepared.prompt.answers:
+        work = replace(work, target_ms=0.0, answers=False)
     less: Work | None = None
     if decision.speculative and (options := _with_least_keep(prepared, request)) is not None:
         less = forecaster.work(prepared.forecast, options, most_tokens, selects=True, reads_for_drafts=drafts)

@@ -1,7 +1,8 @@
 """The way of one prompt through the router and the pools: prepare, decide, admit, select, generate, record."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from functools import partial
 
 from actors.observability.meter import Meter
@@ -30,6 +31,7 @@ from router.dispatch.metrics import (
 from router.dispatch.request import Prepared, Prompt, Request
 from router.dispatch.selection import LexicalFallback, SelectionClient
 from router.dispatch.state import CallState, Outcome
+from router.dispatch.token_budget import TokenBudget
 from router.dispatch.tracing import note_tokenized
 from router.explain.explained import DecisionMade, Explained
 from router.explain.prompt_text import message_spans
@@ -80,21 +82,77 @@ class Dispatcher:
         """Stream the answer. Raises SkimError. Closing the generator aborts the request in both pools, as its deadline
         does."""
         deadline = call.request.deadline
-        try:
+        with self._counting_missed(call):
             deadline.check()
             async with aclosing(self._answer(request_id, prompt, call)) as outputs:
                 while (output := await deadline.next(outputs)) is not None:
                     yield output
+
+    @contextmanager
+    def _counting_missed(self, call: CallState) -> Iterator[None]:
+        try:
+            yield
         except DeadlineError:
             self.meter.record("skim_router_deadlines_missed_total", 1, answering=str(call.answering).lower())
             raise
+
+    async def select(
+        self, request_id: str, prompt: Prompt, call: CallState, budget: TokenBudget | None = None
+    ) -> tuple[Prepared, Selection]:
+        """The selection of a prompt that gets no answer, and the prompt as it was selected from.
+
+        Cancelling this call ends the selection, as its deadline does. Raises SkimError, also where the selection fails.
+        """
+        with self._counting_missed(call):
+            async with call.request.deadline.limit():
+                return await self._select_only(request_id, prompt, call, budget)
+
+    async def _select_only(
+        self, request_id: str, prompt: Prompt, call: CallState, budget: TokenBudget | None
+    ) -> tuple[Prepared, Selection]:
+        """The way of a prompt without an answer: prepare, admit, select, record."""
+        self.selections.check(call.request.options)
+        outcome, decision = call.begin(prompt), Decision(True, "selection-only")
+        try:
+            self._begin(request_id, outcome)
+            prepared = self._prepare(request_id, prompt, call.request)
+            self._refuse_selection(prepared.ruled)
+            if budget is not None:
+                prepared = replace(prepared, options=budget.limit(prepared.options, prepared.layout))
+            outcome.decided(prepared, decision)
+            call.release_intake()
+            async with admit(self.admission, self.forecaster, prepared, call, decision) as ticket:
+                if ticket.load >= AUDIT:
+                    self.audits.drop()
+                prepared, selection = await self._selection.select(self.pools, prepared, outcome, ticket)
+            if selection is None:
+                raise EngineUnavailableError(f"the speculator gave no selection ({outcome.reason}); try again later")
+            outcome.timings["queue"] = outcome.timings.get("queue", 0.0) + ticket.queued_ms
+            if budget is not None:
+                selection = outcome.selection = budget.trim(selection, prepared.options, prepared.layout)
+            self._explain(prepared, outcome, selection)
+            record_decision(self.meter, outcome)
+            return prepared, selection
+        except (RefusedError, InvalidRequestError, EngineUnavailableError):
+            outcome.give_back()
+            raise
+
+    def _refuse_selection(self, ruled: Decision) -> None:
+        """Raise SkimError where a selection would say nothing."""
+        if self.pools.untrusted:
+            raise EngineUnavailableError(
+                "a replica has failed its start probe, so nothing is selected; try again later"
+            )
+        if ruled.reason == "no-task":
+            raise InvalidRequestError("the messages have no question, which these options need; end them with one")
 
     async def _answer(self, request_id: str, prompt: Prompt, call: CallState) -> AsyncGenerator[GenerateOutput, None]:
         """The way of a prompt: prepare, decide, admit, select, generate, record."""
         self.selections.check(call.request.options)
         outcome, ticket = call.begin(prompt), None
         try:
-            self._refuse(request_id, prompt, outcome)
+            self._begin(request_id, outcome)
+            self._refuse(prompt, outcome)
             prepared = self._prepare(request_id, prompt, call.request)
             decision = self._decide(prepared, outcome)
             call.release_intake()
@@ -117,11 +175,13 @@ class Dispatcher:
                 outcome.give_back()
             raise
 
-    def _refuse(self, request_id: str, prompt: Prompt, outcome: Outcome) -> None:
+    def _begin(self, request_id: str, outcome: Outcome) -> None:
+        outcome.call.request_id = outcome.call.request_id or request_id
+        note_tokenized(outcome.call.span, outcome)
+
+    def _refuse(self, prompt: Prompt, outcome: Outcome) -> None:
         """Raise InvalidRequestError for what no engine can run, before anything is computed for it."""
         call, size = outcome.call, outcome.prompt_tokens
-        call.request_id = call.request_id or request_id
-        note_tokenized(call.span, outcome)
         check_sampling(prompt.sampling)
         call.add_logprobs(first_logprobs(size, prompt.sampling, self.pools.target.vocab_size))
         # The whole prompt must fit, because it runs dense if the selection fails.

@@ -74,7 +74,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """A rendered prompt with its sampling parameters. sampling: as in GenerateRequest."""
+    """A rendered prompt with its sampling parameters. sampling: as in GenerateRequest. answers: False: the client gets
+    a selection and no answer."""
 
     rendered: RenderedPrompt
     sampling: Mapping[str, Any]
@@ -83,6 +84,7 @@ class Prompt:
     cache_salt: str | None = None
     priority: int = 0
     engine_args: Mapping[str, Any] = field(default_factory=dict)
+    answers: bool = True
 
 
 def _wire_id() -> str:
@@ -133,7 +135,7 @@ class Prepared:
     def uses_drafts(self) -> bool:
         """Whether the answer can use drafts of a session. Its last token needs none."""
         most = self.prompt.max_tokens  # 0: any number
-        return self.decode.method == "remote" and (not most or most > UNDRAFTED + 1)
+        return self.prompt.answers and self.decode.method == "remote" and (not most or most > UNDRAFTED + 1)
 
     @property
     def reads_for_drafts(self) -> bool:

@@ -30,6 +30,7 @@ INLINE_CHARS = 16384
 """The units of a longer text are found in a thread: those of 131,072 tokens take .2 s."""
 
 _OR_DENSE = 'shorten the prompt or send "speculative_prefill": false'
+_OR_LEXICAL = 'shorten the text or send "speculative_prefill": {"selector": "lexical"}'
 
 
 class LexicalFallback:
@@ -78,7 +79,7 @@ class SelectionClient:
         try:
             request = _request(prepared, outcome.call.request.deadline.left_ms)
             if (speculator := pools.speculator) is not None:
-                check_readable(request, speculator, _OR_DENSE)
+                check_readable(request, speculator, _OR_DENSE if prepared.prompt.answers else _OR_LEXICAL)
             prepared, selection = await self._ask(pools, prepared, outcome, ticket, request)
         except InvalidRequestError:
             if options.enabled != AUTO:
@@ -114,7 +115,8 @@ class SelectionClient:
             problem = f"no selection in {self._timeout_s:g} s" if late else error
             fallback = await self._fallback.select(request)
             if fallback is None:
-                logger.warning("request %s runs dense: %s", prepared.request_id, problem)
+                effect = "runs dense" if prepared.prompt.answers else "fails"
+                logger.warning("request %s %s: %s", prepared.request_id, effect, problem)
                 return prepared, None
             logger.warning("request %s is selected lexically: %s", prepared.request_id, problem)
             selection = fallback

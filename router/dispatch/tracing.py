@@ -12,7 +12,7 @@ from router.dispatch.state import CallState, Outcome
 
 TOKENIZE, SELECT, GENERATE = "skim.router.tokenize", "skim.router.select", "skim.router.generate"
 
-_OPERATIONS = {"/v1/completions": "text_completion"}
+_OPERATIONS = {"/v1/completions": "text_completion", "/v1/select": "select"}
 """OpenTelemetry's gen_ai.operation.name by route; every other route that answers a prompt is `chat`."""
 
 

@@ -30,8 +30,8 @@ from router.prompt.keep_fields import extract_keep_fields
 from skim_common.deadline import Deadline
 from skim_common.errors import InvalidRequestError
 
-_GENERATING = ("/completions", "/responses", "/messages")
-"""Ends of the paths that generate answers."""
+_ADMITTED = ("/completions", "/responses", "/messages", "/select")
+"""Ends of the paths whose prompts ask for admission."""
 
 
 class SkimMiddleware:
@@ -88,7 +88,7 @@ class SkimMiddleware:
         body = await read_body(headers, receive, self._settings, self._budget)
         deadline = read_deadline(headers, self._settings.deadline_s, arrived)
         caller, came = caller_of(scope), time.perf_counter()
-        if scope["path"].endswith(_GENERATING) and not _has_priority(headers, body):
+        if scope["path"].endswith(_ADMITTED) and not _has_priority(headers, body):
             key = caller.key.name if caller else ""
             self._dispatcher.admission.refuse_early(AdmissionRequest(key, deadline=deadline))
         check_depth(body)

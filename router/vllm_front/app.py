@@ -39,10 +39,11 @@ from router.http.middleware import SkimMiddleware
 from router.options.errors import HttpError
 from router.options.request import shown
 from router.options.settings import RouterConfig
-from router.vllm_front import body_errors, flags, metrics, renderer
+from router.vllm_front import body_errors, flags, metrics, renderer, select_endpoint
 from router.vllm_front.engine_client import PooledEngineClient
 from router.vllm_front.late_options import check_late_options
 from router.vllm_front.metrics import FrontMetrics
+from router.vllm_front.select_endpoint import SelectEndpoint
 from skim_common.errors import SkimError, one_line
 from skim_common.symbols import VLLM, Hook, symbols_of
 from skim_common.validation import sentence
@@ -101,6 +102,7 @@ HOOKS = (
     body_errors.HOOK,
     metrics.HOOK,
     flags.HOOK,
+    select_endpoint.HOOK,
 )
 
 _READ_BODIES = {request_body_to_args.__name__, *(name for _, name, _ in _BODY_READERS)}
@@ -145,6 +147,7 @@ async def build_openai_app(
     app.state.metrics = dispatcher.clients = front
     for kind in (AttributeError, LookupError, RecursionError, Exception):
         app.exception_handler(kind)(_answer_unexpected)
+    SelectEndpoint(dispatcher, app.state.online_renderer, app.state.openai_serving_models).add_route(app)
     body_errors.bound_body_errors(app)
     body_errors.bound_messages()
     app.state.server = types.SimpleNamespace()

@@ -415,3 +415,41 @@ async def test_the_wait_behind_queued_prompts_has_their_reads_for_drafts(drafts_
     assert admission._slack_ms(request, DRAFTED) == 2000.0 - DRAFTED.total_ms
     ticket = Ticket(request, True, DRAFTED, 0.0, False, asyncio.get_running_loop().create_future())
     assert ticket.cost == 1500.0
+
+
+SELECTION = Work(speculator_ms=10.0, selects=True, answers=False)
+
+
+async def select_alone(world, ms=10.0):
+    """The ticket of a prompt that ends with its selection."""
+    async with world.admission.admitted(AdmissionRequest(), SELECTION) as ticket:
+        await asyncio.sleep(ms / 1e3)
+        world.admission.selected(ticket, 0.0)
+    return ticket
+
+
+@scenario
+async def test_a_selection_without_an_answer_does_not_wait_for_the_target():
+    world = World(max_wait_s=5.0)
+    await world.learn()
+    ahead = [world.start(i) for i in range(5)]
+    await asyncio.sleep(0.01)
+    ticket = await select_alone(world)
+    assert (ticket.queued_ms, ticket.load) == (0.0, 0.0)
+    assert len(world.ran) <= 1, "the target was busy all the time"
+    with_answer = await world.ask("with answer", Work(speculator_ms=10.0, target_ms=1.0, selects=True))
+    assert with_answer.queued_ms > 1000, "control: this one waits"
+    await asyncio.gather(*ahead)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@scenario
+async def test_a_selection_without_an_answer_is_never_work_of_the_target(leaves):
+    world = World()
+    way = asyncio.create_task(select_alone(world, ms=500.0))
+    await asyncio.sleep(0.1)
+    assert (world.admission._speculator.requests, world.admission._target.requests) == (1, 0)
+    if leaves:
+        way.cancel()
+    await asyncio.gather(way, return_exceptions=True)
+    assert (world.admission._speculator.requests, world.admission._target.requests) == (0, 0)

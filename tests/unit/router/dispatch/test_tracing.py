@@ -179,6 +179,17 @@ async def test_tokens_are_counted_on_every_endpoint(served, traced, document, pa
     assert processes.open == 0
 
 
+async def test_a_selection_without_an_answer_is_traced(served, traced, document):
+    processes = await traced()
+    body = {"text": document.document, "question": document.question}
+    assert (await served.client.post("/v1/select", json=body)).status_code == 200
+    request = processes.router.named("POST /v1/select").attributes
+    assert request["gen_ai.operation.name"] == "select"
+    assert (request["skim.reason"], request["gen_ai.usage.output_tokens"]) == ("selection-only", 0)
+    assert processes.router.named("skim.router.select").parent.span_id is not None
+    assert processes.open == 0
+
+
 async def test_several_prompts_of_one_request(served, traced, document):
     processes = await traced()
     body = request_body("/v1/completions", document, n=2, prompt=[document.prompt, "short"], **KEEP)

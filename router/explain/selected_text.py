@@ -1,0 +1,194 @@
+"""The kept lines of a client's text, to be pasted: with line numbers, and marks where lines are left out. Pure."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.layout import TextLayout
+from kv_transfer.messages import Selection
+from kv_transfer.options import SelectionOptions
+from kv_transfer.spans import spans_of
+from router.prompt.markers import CharSpan
+from router.prompt.protected_spans import CharRanges, merged, tokens_touched_by_each
+
+CUT = "..."
+"""Stands where a part of a line is left out."""
+
+
+class KeptLines(NamedTuple):
+    """text: the kept lines, each with its number. lines: their numbers, from 1, as ranges of the first and the last."""
+
+    text: str
+    lines: list[tuple[int, int]]
+
+
+def kept_lines(text: str, spans: Sequence[CharSpan]) -> KeptLines:
+    """The lines of `text` that have a kept character other than white space. spans: what is kept of it, in order and
+    apart.
+
+    Blank lines are kept between two kept lines.
+    """
+    shown: list[str] = []
+    numbers: list[int] = []
+    blank: list[int] = []  # since the last other line
+    left_out = at = start = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        end = start + len(line)
+        while at < len(spans) and spans[at][1] <= start:
+            at += 1
+        if piece := _kept_of(text, (start, end), spans, at):
+            if left_out:
+                shown.append(_mark(left_out + len(blank)))
+            elif numbers:
+                shown += [f"{one}:" for one in blank]
+                numbers += blank
+            shown.append(f"{number}: {piece}")
+            numbers.append(number)
+            left_out, blank = 0, []
+        elif line.strip():
+            left_out, blank = left_out + len(blank) + 1, []
+        else:
+            blank.append(number)
+        start = end + 1
+    if left_out:
+        shown.append(_mark(left_out))
+    return KeptLines("\n".join(shown), _ranges(numbers))
+
+
+def _kept_of(text: str, line: CharSpan, spans: Sequence[CharSpan], at: int) -> str:
+    """What is kept of a line, with marks where a part of it is left out; empty if nothing is. at: of the first span
+    that does not end before it."""
+    kept, end = "", line[0]
+    while at < len(spans) and spans[at][0] < line[1]:
+        first, last = max(spans[at][0], line[0]), min(spans[at][1], line[1])
+        if text[first:last].strip():
+            is_cut = bool(text[end:first].strip())
+            kept = f"{kept.rstrip()} {CUT} {text[first:last].lstrip()}" if is_cut else kept + text[end:last]
+            end = last
+        at += 1
+    if kept and text[end : line[1]].strip():
+        kept = f"{kept.rstrip()} {CUT}"
+    return (kept.lstrip() if kept.startswith(f" {CUT}") else kept).rstrip()
+
+
+def _mark(lines: int) -> str:
+    return f"{CUT} {lines} line{'' if lines == 1 else 's'} left out {CUT}"
+
+
+def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    if not numbers:
+        return []
+    edges = [0, *(i for i, (one, two) in enumerate(pairwise(numbers), 1) if two != one + 1), len(numbers)]
+    return [(numbers[first], numbers[end - 1]) for first, end in pairwise(edges)]
+
+
+class PlacedText:
+    """A client's text and its tokens in a rendered prompt. tokens: half-open, those that have a character of it."""
+
+    def __init__(self, text: str, rendered: str, span: CharSpan, ranges: CharRanges) -> None:
+        """span: where the text stands in `rendered`, without outer white space, as it is or inside a JSON string.
+        ranges: each token's half-open character range in `rendered`."""
+        inner = text.strip()
+        self.text, self._span, self._ranges = text, span, ranges
+        self._lead = len(text) - len(text.lstrip())
+        self._bounds = None if rendered[slice(*span)] == inner else _bounds_in_json(inner)
+        [found] = tokens_touched_by_each([span], ranges)
+        self.tokens = found or (0, 0)
+
+    def shown(self, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Which of its tokens are shown, bool [tokens]. kept: bool [M], of the prompt.
+
+        A first or last token that the template shares is always kept (`prompt_spans`), and so is token 0. Without its
+        neighbour it says nothing.
+        """
+        first, end = self.tokens
+        shown = kept[first:end].copy()
+        if shown.size > 1:
+            shown[0] &= shown[1] or bool(first and self._ranges[first, 0] >= self._span[0])
+            shown[-1] &= shown[-2] or bool(self._ranges[end - 1, 1] <= self._span[1])
+        return shown
+
+    def chars(self, first: int, end: int) -> CharSpan:
+        """The characters of the text that these tokens have, half-open; empty at 0 if they have none."""
+        ranges = self._ranges[first:end]
+        ranges = ranges[ranges[:, 1] > ranges[:, 0]] - self._span[0]
+        if not ranges.size:
+            return 0, 0
+        start, last = (int(place) for place in (ranges[:, 0].min(), ranges[:, 1].max()))
+        start, last = max(0, start), min(last, self._span[1] - self._span[0])
+        if self._bounds is not None:
+            start = int(np.searchsorted(self._bounds, start, "right")) - 1
+            last = int(np.searchsorted(self._bounds, last, "left"))
+        return self._lead + start, self._lead + last
+
+
+def _bounds_in_json(text: str) -> npt.NDArray[np.int64]:
+    """Where each character of `text` begins inside a JSON string, and the end of the last, int64 [len(text) + 1]."""
+    widths = {char: len(json.dumps(char, ensure_ascii=False)) - 2 for char in set(text)}
+    return np.cumsum([0, *(widths[char] for char in text)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectedPrompt:
+    """A selection, and what it was made from."""
+
+    selection: Selection
+    options: SelectionOptions
+    layout: TextLayout
+
+    def as_json(self, placed: PlacedText, *, scores: bool) -> dict[str, Any]:
+        """JSON values of what was kept of a text of the prompt. scores: also the units, each with its score.
+
+        spans: half-open character ranges of the text. coverage: the kept share of the text's importance. usage: the
+        text's tokens, without the question and the template.
+        """
+        first, end = placed.tokens
+        size = self.selection.kept.context_length
+        kept = np.zeros(size, bool)
+        kept[self.selection.kept.positions] = True
+        shown, kept = placed.shown(kept), kept[first:end]
+        runs = spans_of(shown) + first
+        spans = merged([placed.chars(start, last) for start, last in runs.tolist()])
+        lines, tokens = kept_lines(placed.text, spans), int(kept.sum())
+        told = {
+            "text": lines.text,
+            "lines": lines.lines,
+            "spans": spans,
+            "coverage": float(f"{self._coverage(placed, kept):.6g}"),
+            "usage": {"prompt_tokens": end - first, "kept_tokens": tokens, "dropped_tokens": end - first - tokens},
+        }
+        return {**told, "units": self._units(placed)} if scores else told
+
+    def _unit_scores(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None:
+        """The edges of the units, int64 [U + 1], and their scores, float64 [U]; None if they are not known."""
+        size, scores = self.selection.kept.context_length, self.selection.unit_scores
+        starts = self.layout.unit_starts(size, self.options)
+        if scores is None or scores.size != starts.size:
+            return None
+        return np.append(starts, size).astype(np.int64), scores.astype(np.float64)
+
+    def _coverage(self, placed: PlacedText, kept: npt.NDArray[np.bool_]) -> float:
+        found, (first, end) = self._unit_scores(), placed.tokens
+        if found is None:
+            return self.selection.coverage
+        edges, scores = found
+        weights = np.repeat(scores, np.diff(edges))[first:end]
+        total = float(weights.sum())
+        return float(weights[kept].sum()) / total if total else float(kept.mean()) if kept.size else 1.0
+
+    def _units(self, placed: PlacedText) -> list[dict[str, Any]] | None:
+        if (found := self._unit_scores()) is None:
+            return None
+        edges, scores = found
+        first, end = placed.tokens
+        units = []
+        for unit in range(int(np.searchsorted(edges, first, "right")) - 1, int(np.searchsorted(edges[:-1], end))):
+            start, last = placed.chars(max(first, int(edges[unit])), min(end, int(edges[unit + 1])))
+            if start < last:
+                units.append({"start": start, "end": last, "score": float(f"{scores[unit]:.6g}")})
+        return units
