@@ -10,7 +10,7 @@ from router.prompt.labels.marks import Marks, TextLines
 
 LONG_OBJECT = 120
 """Characters. A shorter object or array with a key is text, not a label with text."""
-LONG_RECORD = 300
+LONG_RECORD = 200
 """Characters. The first member of a longer object without a key is the label of the others."""
 LONGEST_KEY = 100
 """Characters."""
