@@ -198,7 +198,7 @@ def _evidence(result: Result) -> str:
 RANDOM = "random weights (12 layers x 768, 2 x 256)"
 RANDOM_6 = "random weights (6 layers x 768, 2 x 256)"
 QWEN = "Qwen2.5-Coder 0.5B for 1.5B"
-PEOPLE = "64 questions about papers and meetings of BAMBOO"
+PEOPLE = "{} questions about papers and meetings of BAMBOO"
 QUALITY = "Answer quality on real text, over time to first token"
 BY_LENGTH = "Answer quality on real text, by prompt length"
 
@@ -263,14 +263,14 @@ SHOWN = (
         "answers to questions of people, which choose an option, at keep rate 0.2 (no guard)",
         "answers-bamboo",
         _of_people(0.2),
-        f"{PEOPLE}, of which 8 are under 2,000 tokens and run dense; {QWEN}",
+        f"{PEOPLE.format(64)}, of which 8 are under 2,000 tokens and run dense; {QWEN}",
         "Answers to questions of people",
     ),
     Claim(
         "the same without an option of the request",
-        "answers-bamboo",
+        "answers-default",
         _of_people(0.0),
-        f"{PEOPLE}, most of which the guard runs dense; {QWEN}",
+        f"{PEOPLE.format(20)}, too few to tell a loss of 2 points; {QWEN}",
         "Answers to questions of people",
     ),
     Claim(
@@ -376,9 +376,9 @@ SHOWN = (
 AGAINST = (
     Claim(
         "questions of people with options to choose from that the guard runs dense, so that nothing is saved",
-        "answers-bamboo",
+        "answers-default",
         _run_dense,
-        f"those of {PEOPLE} with 2,000 tokens and more; {QWEN}",
+        f"those of {PEOPLE.format(20)} with 2,000 tokens and more; {QWEN}",
         "Answers to questions of people",
     ),
     Claim(
