@@ -38,7 +38,7 @@ _NUMBERED = re.compile(r"\u00a7+[ ]?\d|(\d{1,3}(?:\.\d{1,3})+)\.?\s+[^\W\d_]|\d{
 _WORDS = (
     "chapter|section|part|article|appendix|passage|document|doc|page|act|scene|book|volume|exhibit|schedule|annex"
     "|source|file|example|case|item|entry|record|excerpt|snippet|chunk|result|note|letter|session|day|lesson|unit|topic"
-    "|kapitel|abschnitt|teil|artikel|chapitre|partie|cap\u00edtulo|secci\u00f3n|parte|cap\u00edtulo|capitolo|hoofdstuk"
+    "|kapitel|abschnitt|teil|artikel|chapitre|partie|cap\u00edtulo|secci\u00f3n|parte|capitolo|hoofdstuk"
 )
 _TITLED = re.compile(rf"({_WORDS})[ \t]*(?:#|no\.?[ ]?)?(?:\d[\w.]*|[ivxlc]+|[a-z])\b", re.IGNORECASE)
 _WIDE_TITLED = re.compile(r"\u7b2c.{1,6}[\u7ae0\u7bc0\u8282\u6761\u689d\u90e8\u7f16\u56de]")

@@ -2,6 +2,8 @@
 
 import re
 
+from router.prompt.task.words import ASKS
+
 _OPTION = re.compile(r"^[ \t]*[(\[]?([A-Ja-j])[.):\]][ \t]+\S[^\n]*\n?", re.MULTILINE)
 LEAST = 2
 """So few options are no choice yet."""
@@ -17,9 +19,11 @@ def options_of(text: str, start: int = 0, end: int | None = None) -> list[tuple[
 
 
 def without_options(text: str) -> str:
-    """The text without the lines of its options: what they say is no task."""
+    """The text without the lines of its options: what they say is no task. A text that asks nothing else keeps them:
+    "Do this:", with a list of tasks."""
     parts, place = [], 0
     for start, end in options_of(text):
         parts.append(text[place:start])
         place = end
-    return "".join([*parts, text[place:]])
+    rest = "".join([*parts, text[place:]])
+    return rest if ASKS.search(rest) else text

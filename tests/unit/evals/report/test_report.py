@@ -9,6 +9,7 @@ import pytest
 from benchmarks.engines.decode_engines import MODES
 from benchmarks.latency import ttft_results
 from benchmarks.report import plots
+from evals.questions import results as answers
 from evals.report.__main__ import DETAILS, PAGE, PLOTS, ROOT, SECTIONS, SUBJECTS, details, draw, figures, report
 from evals.report.claims import AGAINST, BENCH_KEEP, SHOWN
 from evals.report.summary import anchor, slug, summary
@@ -104,6 +105,18 @@ def test_the_quality_in_the_readme_is_that_of_the_results() -> None:
         f"{length:,} | {100 * of.score:.0f} | {100 * of.dense:.0f} | {of.kept:.2f} | {of.time:.2f}"
         for length, of in figures.items()
     ]
+
+
+def test_the_answers_to_people_in_the_readme_are_those_of_the_results() -> None:
+    result = committed("answers-default")
+    figure = answers.against_dense(result).split(";")[0]
+    assert f"{len(result['samples'])} [questions of people](docs/results.md): {figure}." in README.read_text()
+
+
+@pytest.mark.parametrize("file", [file for _, file in figures()], ids=lambda file: file.stem)
+def test_no_result_names_a_path_of_the_machine(file: Path) -> None:
+    """Relative paths say as much to a reader."""
+    assert not re.search(r"[\s'\"=]/(?!dev/)\w+/", file.read_text())
 
 
 LENGTHS = ("lengths-qwen", "lengths-qwen-middle", "lengths-qwen-long")

@@ -47,6 +47,7 @@ FORMS = {
     "diff": ("+++ b/src/house_{n}.txt\n", "@@ -1,5 +1,5 @@\n{lines}\n"),
     "speaker": ("{name}:", " {text}\n"),
     "time": ("[00:{n:02d}:00]\n", "{text}\n"),
+    "JSON lines": ('{{"id": "house {n}",', ' "text": "{text}"}}\n'),
     "time and speaker": ("[00:{n:02d}:00] {name}:", " {text}\n"),
 }
 BEFORE = {"diff": "diff --git a/src/house_{n}.txt b/src/house_{n}.txt\n--- a/src/house_{n}.txt\n"}

@@ -26,7 +26,7 @@ def test_lines_that_begin_with_letters_in_order_are_options(form):
     assert without_options(text) == f"Why did he come?\n{HINT}"
 
 
-@pytest.mark.parametrize("text", ["A. Smith came.", "B. Second\nC. Third", "a) only one", "no options"])
+@pytest.mark.parametrize("text", ["A. Smith came?", "Well?\nB. Second\nC. Third", "Who?\na) only one", "no options"])
 def test_other_letters_are_none(text):
     assert options_of(text) == []
     assert without_options(text) == text
@@ -57,3 +57,4 @@ def test_options_do_not_make_a_task_for_the_whole_text():
     assert task_kind(f"Why did the pilot come to the island?\n{choice()}\n{HINT}") is None
     assert task_kind(f"Why did the pilot come?\n{OPTIONS[1]}\n{OPTIONS[2]}") is not None
     assert task_kind(f"Translate the text into French.\n{choice()}") is not None
+    assert task_kind("Please do this:\na) Translate the text into French.\nb) Summarise it.") is not None
