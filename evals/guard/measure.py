@@ -2,7 +2,8 @@
 
 The wordings of `held_out.txt` and `held_out_2.txt` were written apart from those of the training. The misses of the
 first were read while those of the training grew; the second has roundabout wordings, written after that.
-`--unseen`: each language of them by a classifier that was trained without it.
+`--unseen`: each language of them by a classifier that was trained without it. `--questions FILE`: of questions about
+texts, as `skim eval --questions` takes them, the share that runs dense, by set.
 """
 
 import random
@@ -15,6 +16,7 @@ import torch
 
 from evals.guard.train import as_weights, train
 from evals.guard.wordings import HELD_OUT, LATER, TRAINED, Wording, filled, plain
+from evals.questions.file import read_questions
 from router.decision import whole_text
 from router.decision.guard import task_kind
 
@@ -55,8 +57,19 @@ def unseen(path: Path) -> str:
     return table(wordings, verdicts.__getitem__)
 
 
+def of_questions(path: Path) -> str:
+    """A line for each set of a file."""
+    found: defaultdict[str, list[bool]] = defaultdict(list)
+    for one in read_questions(path):
+        found[one.set].append(is_dense(one.question))
+    return "\n".join(f"{name}: {100 * sum(dense) / len(dense):.0f} % of {len(dense)}" for name, dense in found.items())
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if "--questions" in sys.argv:
+        print(of_questions(Path(sys.argv[sys.argv.index("--questions") + 1])))
+        sys.exit()
     for path in (HELD_OUT, LATER):
         print(f"{path.name}\n\n" + table(plain(path), lambda wording: is_dense(wording.text)) + "\n")
         if "--unseen" in sys.argv:

@@ -57,4 +57,5 @@ def test_options_do_not_make_a_task_for_the_whole_text():
     assert task_kind(f"Why did the pilot come to the island?\n{choice()}\n{HINT}") is None
     assert task_kind(f"Why did the pilot come?\n{OPTIONS[1]}\n{OPTIONS[2]}") is not None
     assert task_kind(f"Translate the text into French.\n{choice()}") is not None
-    assert task_kind("Please do this:\na) Translate the text into French.\nb) Summarise it.") is not None
+    assert task_kind("My wishes:") is None
+    assert task_kind("My wishes:\na) Translate the text into French.\nb) Summarise it.") is not None
