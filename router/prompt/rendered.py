@@ -7,7 +7,7 @@ from kv_transfer.layout import TextLayout
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents
 from router.prompt.protected_spans import Offsets, PromptSpans, prompt_spans, task_text
-from router.prompt.units import with_units
+from router.prompt.text.units import with_units
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,14 +7,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.arrays import Int32Array
-from router.prompt.codes import Codes
 from router.prompt.labels.forms import add_lines
 from router.prompt.labels.keys import add_keys
 from router.prompt.labels.marks import Marks, TextLines
 from router.prompt.labels.nested import add_code, add_json
 from router.prompt.labels.tables import add_tables
 from router.prompt.labels.tags import add_tags
-from router.prompt.lines import Lines
+from router.prompt.text.codes import Codes
+from router.prompt.text.lines import Lines
 
 MOST_LABELS = 8
 """Of deeper nested text, the chain has so many outer labels and the nearest one."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from router.prompt.codes import Codes, among
 from router.prompt.labels.marks import Marks, TextLines
+from router.prompt.text.codes import Codes, among
 
 SHORT_TITLE = 60
 """Characters. A line without a stop between a blank line and a longer one is a title up to this length."""

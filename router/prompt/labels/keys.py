@@ -5,9 +5,9 @@ from collections import Counter
 
 import numpy as np
 
-from router.prompt.codes import Codes, among
 from router.prompt.labels.forms import REST
 from router.prompt.labels.marks import Marks, TextLines
+from router.prompt.text.codes import Codes, among
 
 LEAST = 3
 """So often a word that is not known as a label must stand before a colon."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from router.prompt.lines import Lines
+from router.prompt.text.lines import Lines
 
 LONGEST_LINE = 240
 """Characters. So much of a line is searched for a label."""

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from router.prompt.codes import Codes, among
 from router.prompt.labels.marks import Marks, TextLines
+from router.prompt.text.codes import Codes, among
 
 LONG_OBJECT = 120
 """Characters. A shorter object or array with a key is text, not a label with text."""

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from router.prompt.codes import Codes, among
 from router.prompt.labels.marks import Marks, TextLines
+from router.prompt.text.codes import Codes, among
 
 LEAST_ROWS = 3
 """Rows of a table, its header included."""

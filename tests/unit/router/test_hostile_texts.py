@@ -19,8 +19,8 @@ from router.options.request import PrefillOptions
 from router.prompt.markers import Markers
 from router.prompt.protected_spans import prompt_spans, task_text
 from router.prompt.task.speech import Turn, find_speech, speech_of_turns
+from router.prompt.text.units import text_units
 from router.prompt.token_cache import KnownTokens
-from router.prompt.units import text_units
 from router.vllm_front import body_errors
 from skim_common.errors import InvalidRequestError
 from skim_common.nesting import too_deep

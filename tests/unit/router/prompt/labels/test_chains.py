@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from router.prompt.labels.chains import MOST_LABELS
-from router.prompt.units import MOST_LABEL_TOKENS, text_units
+from router.prompt.text.units import MOST_LABEL_TOKENS, text_units
 from tests.unit.router.prompt.labels.test_forms import words
 
 LONG = "The bell of the old square rang once more at noon"

@@ -10,7 +10,7 @@ import torch
 
 from kv_transfer.arrays import no_numbers
 from kv_transfer.options import SelectionOptions
-from router.prompt.units import with_units
+from router.prompt.text.units import with_units
 from speculator_service.scoring.selection import select
 from tests.unit.kv_transfer.layouts import layout_of
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from router.prompt.codes import WHITE, Codes, among
+from router.prompt.text.codes import WHITE, Codes, among
 
 LONGEST = 512
 """Tokens. What has no white space and no structure, such as base64 or minified code, is cut after so many."""

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from router.prompt.codes import codes_of
-from router.prompt.lexical import APART, BLANK_LINE, OTHER, gaps_of, word_scores, words_of
+from router.prompt.text.codes import codes_of
+from router.prompt.text.lexical import APART, BLANK_LINE, OTHER, gaps_of, word_scores, words_of
 
 
 def scored(units, *questions, gaps=APART, droppable=None):

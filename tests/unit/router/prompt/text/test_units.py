@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.options import SelectionOptions
-from router.prompt.codes import codes_of
-from router.prompt.cuts import LONGEST
 from router.prompt.labels.chains import labels_of
-from router.prompt.lines import Lines
-from router.prompt.units import MAX_TOKENS, MIN_TOKENS, WIDE_STOPS, text_units, with_units
+from router.prompt.text.codes import codes_of
+from router.prompt.text.cuts import LONGEST
+from router.prompt.text.lines import Lines
+from router.prompt.text.units import MAX_TOKENS, MIN_TOKENS, WIDE_STOPS, text_units, with_units
 from tests.unit.kv_transfer.layouts import layout_of
 
 LONG = "The bell of the old square rang"
@@ -213,7 +213,9 @@ def test_units_of_any_tokens_of_any_text(text, sizes, places):
     lengths = np.diff(starts, append=len(offsets))
     assert lengths.max() <= LONGEST
     hard = {0, *edges, len(offsets)}
-    with patch("router.prompt.units.labels_of", lambda *_: labels_of("", codes_of(""), Lines.of(codes_of(""), ""))):
+    with patch(
+        "router.prompt.text.units.labels_of", lambda *_: labels_of("", codes_of(""), Lines.of(codes_of(""), ""))
+    ):
         starts = text_units(text, offsets, edges)[0]
     lengths = np.diff(starts, append=len(offsets))
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):

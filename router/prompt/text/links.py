@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.arrays import Int32Array, no_pairs
-from router.prompt.codes import Codes
+from router.prompt.text.codes import Codes
 
 MIN_CHARACTERS = 4
 MOST_UNITS = 3

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.passages import spread
-from router.prompt.codes import WHITE, Codes, among
+from router.prompt.text.codes import WHITE, Codes, among
 
 K1, B = 1.2, 0.4
 STEM = 5

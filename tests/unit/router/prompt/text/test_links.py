@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.options import SelectionOptions
-from router.prompt.links import MIN_CHARACTERS, MOST_UNITS, links_of
-from router.prompt.units import with_units
+from router.prompt.text.links import MIN_CHARACTERS, MOST_UNITS, links_of
+from router.prompt.text.units import with_units
 from tests.unit.kv_transfer.layouts import layout_of
 
 

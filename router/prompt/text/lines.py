@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from router.prompt.codes import WHITE, Codes, among
+from router.prompt.text.codes import WHITE, Codes, among
 
 NUMBER = re.compile(r"^[ \t]*(\d{1,7})[\t:|\u2192\u2502]", re.MULTILINE)
 """The number of a line, as tools of agents show files: "12: ", "  12\t", "12|" or "  12" with an arrow."""

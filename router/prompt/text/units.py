@@ -16,17 +16,17 @@ from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import Span, mask_of
-from router.prompt.codes import Codes, among, codes_of
-from router.prompt.cuts import cut, is_abbreviation
 from router.prompt.labels.chains import labels_of
-from router.prompt.lexical import gaps_of, word_scores, words_of
-from router.prompt.lines import Lines
-from router.prompt.links import links_of
 from router.prompt.protected_spans import CharRanges, Offsets, char_ranges
+from router.prompt.text.codes import Codes, among, codes_of
+from router.prompt.text.cuts import cut, is_abbreviation
+from router.prompt.text.lexical import gaps_of, word_scores, words_of
+from router.prompt.text.lines import Lines
+from router.prompt.text.links import links_of
 
 MAX_TOKENS = 96
 """A longer line or sentence is cut in parts of at most so many tokens: after a comma, a semicolon or a colon, else
-between words (`router.prompt.cuts`)."""
+between words (`router.prompt.text.cuts`)."""
 MOST_LABEL_TOKENS = 64
 """A longer label is cut as well. What follows is named by its beginning."""
 MIN_TOKENS = 8

@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from router.prompt.cuts import LONGEST, is_abbreviation
-from router.prompt.units import MAX_TOKENS, text_units
+from router.prompt.text.cuts import LONGEST, is_abbreviation
+from router.prompt.text.units import MAX_TOKENS, text_units
 
 
 def pieces(text, size=1):
