@@ -96,6 +96,11 @@ class SelectionOptions(BaseModel):
         description="how the speculator reads the prompt: as a whole, or in windows, which are short prompts of their"
         " own with the question after each; auto: in windows, by a speculator with a head profile",
     )
+    read_again: Literal["on", "off"] = Field(
+        "on",
+        description="of a prompt of several windows, read the best of all windows once more as one text, which ranks it"
+        " anew",
+    )
     window_tokens: int = Field(4096, ge=128, le=16384, description="most prompt tokens of a window")
     score_queries: Literal["look_ahead", "question", "both"] = Field(
         "look_ahead",

@@ -22,6 +22,9 @@ QUESTION_SHARE = 4
 MOST_COMPUTED = 1.5
 """Windows compute at most so many times the prompt's tokens, and one question with its frame."""
 
+AGAIN_SHARE, MOST_AGAIN = 0.3, 16384
+"""Of a prompt of several windows, this share of what they hold is read once more, and at most so many tokens."""
+
 Window = tuple[int, int]
 """A half-open token range of the prompt."""
 
@@ -77,6 +80,11 @@ class WindowPlan:
         mean = (self.least + self.size) / 2
         sizes = (end - start for start, end in self.parts)
         return sum(1.0 if size <= self.size else max(2.0, size / mean) for size in sizes)
+
+    @property
+    def tokens_again(self) -> int:
+        """The tokens that a second read has besides `around` (`read_again`); 0 for a single window."""
+        return min(MOST_AGAIN, int(AGAIN_SHARE * self.tokens)) if self.windows > 1 else 0
 
 
 def _joined(texts: Int32Array, size: int) -> tuple[Window, ...]:

@@ -9,6 +9,7 @@ from kv_transfer.messages import SelectRequest
 from skim_common.errors import SkimError
 from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.lexical_engine import score_lexically
+from speculator_service.reading.again import read_again
 from speculator_service.reading.peers import Peers
 from speculator_service.reading.read import read_in_windows, reads_in_windows
 from speculator_service.scoring.lexical import with_lexical
@@ -53,7 +54,10 @@ async def scores_of(
         found = await asyncio.to_thread(
             passage_importance, masses, request.layout, options.bm25_weight, request.droppable
         )
-        return replace(scores, importance=torch.from_numpy(found))
+        scores = replace(scores, importance=torch.from_numpy(found))
+        if not reads_in_windows(engine, request):
+            return scores
+        return await read_again(engine, request, scores, options.bm25_weight)
     if lexical is None:
         return scores
     attention, words = scores.importance.to("cpu", torch.float32).numpy(), (await lexical).importance.numpy()

@@ -22,6 +22,7 @@ MORE = {
     "layers": "models.md#kinds-of-models",
     "lossy": "#what-is-never-dropped",
     "read": "#windows",
+    "read_again": "#windows",
     "reuse": "architecture/conversations.md",
     "scoring": "#retrieval-heads",
 }

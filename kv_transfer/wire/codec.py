@@ -21,7 +21,7 @@ from skim_common.errors import SkimError, WireError, error_of_kind
 from skim_common.models.info import ModelInfo
 from skim_common.validation import sentence
 
-VERSION = 7
+VERSION = 8
 MAX_MESSAGE_BYTES = 32 * 2**20
 
 _HEADER = struct.Struct("<4sBB")

@@ -1,7 +1,9 @@
 """What a speculator computes of a prompt that it reads in windows (`kv_transfer.windows.WindowPlan`). Pure.
 
     tokens = prompt - outside - cached + windows * (question + frame)
-    read   = tokens / min(replicas, windows)
+    read   = tokens / min(replicas, windows) + again
+
+`again` is the second read (`WindowPlan.tokens_again`), with its question and frame, on one replica. It is never cached.
 
 Each window is a prompt of its own, so attention does not grow with the prompt: the time is linear in `read`. The
 replicas of the pool read at the same time. Protected tokens stand in no window, but for those between two texts that
@@ -10,7 +12,7 @@ share one.
 
 from dataclasses import dataclass
 
-from kv_transfer.windows import WindowPlan
+from kv_transfer.windows import AGAIN_SHARE, MOST_AGAIN, WindowPlan
 from router.options.request import PrefillOptions
 from skim_common.models.costs import Read
 
@@ -24,7 +26,7 @@ MEAN_SHARE = 0.75
 class WindowReads:
     """around: tokens of question and frame, which each window has. most: `window_tokens`. protected: tokens of the
     prompt that stand in no window. more: by so many windows its shape differs from one long text. head: tokens of the
-    frame's beginning.
+    frame's beginning. again: the best of several windows is read once more.
     """
 
     around: int
@@ -32,6 +34,7 @@ class WindowReads:
     protected: int = 0
     more: float = 0.0
     head: int = 0
+    again: bool = False
 
     @classmethod
     def of(cls, options: PrefillOptions, plan: WindowPlan | None, size: int, head: int = 0) -> "WindowReads | None":
@@ -39,7 +42,7 @@ class WindowReads:
         if options.read != "windows" or options.selector == "lexical" or plan is None:
             return None
         more = plan.windows - plan.tokens / (MEAN_SHARE * plan.size)
-        return cls(plan.around, plan.size, size - plan.tokens, more, head)
+        return cls(plan.around, plan.size, size - plan.tokens, more, head, options.read_again == "on")
 
     def count(self, size: int) -> float:
         """The windows of the prompt, at least 1, if it had `size` tokens: what it has more is a long text."""
@@ -56,4 +59,10 @@ class WindowReads:
 
     def read(self, size: int, cached: float, replicas: float) -> Read:
         """What each replica computes. cached: as in `tokens`. replicas: of the pool, per router."""
-        return Read.of(self.tokens(size, cached) / min(replicas, self.count(size)))
+        return Read.of(self.tokens(size, cached) / min(replicas, self.count(size)) + self.tokens_again(size))
+
+    def tokens_again(self, size: int) -> float:
+        """The tokens of the second read of a prompt of `size` tokens; 0 without one."""
+        if not self.again or self.count(size) <= 1:
+            return 0.0
+        return self.around + min(MOST_AGAIN, AGAIN_SHARE * (size - self.protected))

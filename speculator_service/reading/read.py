@@ -41,7 +41,13 @@ async def read_in_windows(engine: SpeculatorEngine, request: SelectRequest, peer
     parts = _parts(request, windows, peers)
     home = peers.own if peers else ""
     asked = {
-        replica: _request(engine, request, part, f".{number}" if replica != home else "")
+        replica: windows_request(
+            engine,
+            request,
+            _places(part),
+            np.cumsum([end - start for start, end in part]).astype(np.int32),
+            f".{number}" if replica != home else "",
+        )
         for number, (replica, part) in enumerate(parts.items())
     }
     own = asyncio.create_task(read_windows(engine, asked[home]))
@@ -82,15 +88,18 @@ def _places(part: Sequence[Window]) -> Int32Array:
     return np.concatenate([np.arange(0), *(np.arange(*window) for window in part)]).astype(np.int32)
 
 
-def _request(engine: SpeculatorEngine, request: SelectRequest, part: Sequence[Window], name: str) -> WindowsRequest:
-    """The request for the windows of one replica. name: is added to the request's, so that a replica may read several
-    parts."""
+def windows_request(
+    engine: SpeculatorEngine, request: SelectRequest, places: Int32Array, ends: Int32Array, name: str
+) -> WindowsRequest:
+    """The request for windows of the tokens at `places`, int32 [T]. ends: as in WindowsRequest.
+
+    name: is added to the request's, so that a replica may read several parts."""
     assert request.layout.frame is not None
     return WindowsRequest(
         request.request_id + name,
         engine.info.path,
-        request.token_ids[_places(part)],
-        np.cumsum([end - start for start, end in part]).astype(np.int32),
+        request.token_ids[places],
+        ends,
         *_questions(request),
         request.layout.frame,
         request.options,

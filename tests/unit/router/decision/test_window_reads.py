@@ -19,7 +19,9 @@ from tests.unit.speculator_service.reading.replicas import OPTIONS, Pool, asking
 from tests.unit.virtual_time import run
 
 SPECULATOR = str(MODELS / "speculator")
-READ = PrefillOptions(keep_rate=0.2, **OPTIONS.model_dump(include={"scoring", "read", "window_tokens", "protect_last"}))
+READ = PrefillOptions(
+    keep_rate=0.2, **OPTIONS.model_dump(include={"scoring", "read", "read_again", "window_tokens", "protect_last"})
+)
 QUADRATIC = ReadCost(1.0, 0.0005)
 """A speculator of which a whole prompt of 16k tokens costs five times as much as its tokens without attention."""
 

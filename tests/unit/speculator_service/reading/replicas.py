@@ -14,7 +14,9 @@ from skim_common.errors import EngineUnavailableError
 from speculator_service.service import SpeculatorService
 from tests.unit.kv_transfer.layouts import layout_of
 
-OPTIONS = SelectionOptions(scoring="heads", read="windows", window_tokens=512, protect_last=4, lexical_weight=0)
+OPTIONS = SelectionOptions(
+    scoring="heads", read="windows", read_again="off", window_tokens=512, protect_last=4, lexical_weight=0
+)
 FRAME = Frame(np.array([1, 2], np.int32), np.array([3], np.int32), np.array([4, 5], np.int32))
 QUESTION = 20
 

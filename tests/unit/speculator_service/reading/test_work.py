@@ -46,7 +46,7 @@ def request_of(texts, *, window, question=20, frame=(12, 2, 6), units=16):
     size = int(sizes.sum())
     cuts = np.unique(np.concatenate([np.arange(0, size, units), starts, protected[:, 1]]))
     options = SelectionOptions(
-        scoring="heads", read="windows", window_tokens=window, protect_last=LAST, lexical_weight=0
+        scoring="heads", read="windows", read_again="off", window_tokens=window, protect_last=LAST, lexical_weight=0
     )
     ids = np.random.default_rng(size).integers(0, 500, size).astype(np.int32)
     layout = layout_of(protected, question=(1, 1 + question), units=cuts[cuts < size], frame=Frame(*map(ones, frame)))
@@ -68,7 +68,9 @@ def around(request):
 
 def reads(request):
     """What the router expects."""
-    return WindowReads.of(PrefillOptions(read="windows", scoring="heads"), plan_of(request), request.token_ids.size)
+    return WindowReads.of(
+        PrefillOptions(read="windows", read_again="off", scoring="heads"), plan_of(request), request.token_ids.size
+    )
 
 
 SIZES = st.one_of(st.integers(1, 40), st.integers(90, 140), st.integers(1, 1500))
