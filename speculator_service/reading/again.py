@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.arrays import Float32Array, Int32Array, no_pairs, no_scores
 from kv_transfer.messages import SelectRequest
 from kv_transfer.windows import plan_of
 from speculator_service.engine import Scores, SpeculatorEngine
@@ -60,7 +60,9 @@ def best_tokens(request: SelectRequest, importance: Float32Array, most: int) -> 
         return np.zeros(0, np.int32)
     share = most / int(droppable.sum())
     options = request.options.model_copy(update={"keep_rate": min(1.0, share), "coverage": None, "min_keep": share})
-    kept, _ = select(torch.from_numpy(importance), options, replace(request.layout, **_NO_RATES))
+    kept, _ = select(
+        torch.from_numpy(importance), options, replace(request.layout, rate_spans=no_pairs(), rates=no_scores())
+    )
     positions = kept.numpy().astype(np.int32)
     return positions[droppable[positions]][:most]
 
@@ -72,6 +74,3 @@ def ranked_again(first: Float32Array, second: Float32Array) -> Float32Array:
     found = first.copy()
     found[again] = second[again] * (first[again].sum() / second[again].sum())
     return found
-
-
-_NO_RATES = {"rate_spans": np.zeros((0, 2), np.int32), "rates": np.zeros(0, np.float32)}
