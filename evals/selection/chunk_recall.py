@@ -42,6 +42,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "look-ahead, chunks": _by("look_ahead", granularity="chunk"),
     "heads": {"selector": "speculator", "scoring": "heads", "read": "whole"},
     "heads, windows": {"selector": "speculator", "scoring": "heads", "read": "windows"},
+    "heads, windows once": {"selector": "speculator", "scoring": "heads", "read": "windows", "read_again": "off"},
     LEXICAL: {"selector": "lexical"},
 }
 """Ways to score a prompt, as selection options. The first is the default of short prompts, *heads, windows* that of
