@@ -25,6 +25,8 @@ EDGE = 4096
 """So many bytes of speech are looked for at each end of a long text."""
 SEARCHED = 3
 """So many blocks are taken at the end of a long text while none of them asks anything."""
+EDGE_LINES = 16
+"""So many lines of a long paragraph are searched at each end."""
 LINES = 2
 """So many lines of a paragraph are taken before its question."""
 GAP = 1
@@ -265,13 +267,12 @@ def _last_lines(text: str, block: Block) -> Iterator[Block]:
 
 
 def _edge_of(text: str, block: Block, *, at_end: bool) -> Iterator[Block]:
-    """Of a long block: its first or last line if it is short, else the first or last sentences that ask something."""
-    line = text.rfind("\n", block.start, block.end) if at_end else text.find("\n", block.start, block.end)
-    if line >= 0:
-        edge = _trimmed(text, line, block.end) if at_end else _trimmed(text, block.start, line)
-        if edge is not None and edge.size <= SHORT_BLOCK:
-            yield replace(edge, is_piece=True)
-            return
+    """Of a long block: the first or last lines if they are short, else the first or last sentences that ask."""
+    lines = _lines_of(text, block, at_end=at_end)
+    if len(lines) > 1 and lines[0].size <= SHORT_BLOCK:
+        for line in _edge_lines(text, lines, at_end=at_end):
+            yield replace(line, is_piece=True)
+        return
     first = max(block.start, block.end - SHORT_BLOCK) if at_end else block.start
     last = block.end if at_end else min(block.end, block.start + SHORT_BLOCK)
     ends = [match.end() for match in _SENTENCE_END.finditer(text, first, last) if match.end() < last]
@@ -279,6 +280,44 @@ def _edge_of(text: str, block: Block, *, at_end: bool) -> Iterator[Block]:
     for start, end in pairwise(borders):
         if ASKS.search(text, start, end) or (at_end and end == block.end and _is_task(text, start, end)):
             yield Block(start, end, size_of(text, start, end), True, is_piece=True)
+
+
+def _lines_of(text: str, block: Block, *, at_end: bool) -> list[Block]:
+    """The first or the last EDGE_LINES lines of a block, from its edge on."""
+    found: list[Block] = []
+    place = block.end if at_end else block.start
+    while len(found) < EDGE_LINES and block.start <= place < block.end + at_end:
+        line = text.rfind("\n", block.start, place) if at_end else text.find("\n", place, block.end)
+        edge = (max(line, block.start), place) if at_end else (place, line if line >= 0 else block.end)
+        found += filter(None, [_trimmed(text, *edge)])
+        if line < 0:
+            break
+        place = line if at_end else line + 1
+    return found
+
+
+def _edge_lines(text: str, lines: Sequence[Block], *, at_end: bool) -> Iterator[Block]:
+    """The lines that are speech: the first, those that ask something with what is between them, and a list under a
+    label. At the end, some are searched for one that asks. lines: by `_lines_of`."""
+    waiting: list[Block] = []
+    found = in_list = False
+    plain = 0  # lines that wait and are no items
+    for number, line in enumerate(lines):
+        is_item = bool(_ITEM.match(text, line.start, line.end))
+        if in_list and not is_item:
+            yield from waiting
+            waiting, plain = [], 0
+        if line.size > SHORT_BLOCK:
+            return
+        announces = not at_end and _announces(text, line)
+        in_list = announces or (in_list and is_item)
+        waiting.append(line)
+        plain += not is_item
+        if number == 0 or announces or (line.asks and (at_end or plain <= GAP + 1)):
+            yield from waiting
+            waiting, plain, found = [], 0, found or line.asks
+        elif plain > (ANNOUNCED if not at_end else GAP if found else SEARCHED):
+            return
 
 
 def _questions_in(text: str, block: Block) -> list[Block]:

@@ -185,6 +185,27 @@ def test_of_a_long_paragraph_only_the_sentences_around_a_question_are_the_task(q
     assert [TASK in task and len(task) < 80 for task in tasks] == [True]
 
 
+LINES_ALONE = PARAGRAPHS.replace("\n\n", " ").replace(". ", ".\n")
+
+
+@pytest.mark.parametrize(
+    ("form", "rules"),
+    [
+        ("{task}\nOne word, please.\nNo guesses.\nText:\n{text}", ["One word, please.", "No guesses."]),
+        ("{text}\n{task}\nOne word, please.\nNo guesses.\nAnswer:", ["One word, please.", "No guesses."]),
+        ("{text}\n{task}\nRules:\n- one word\n- digits\n- no guesses\n- no verbs\nAnswer:", ["- one word\n- digits"]),
+        ("task: {task}\nrules:\n  - one word\n  - digits\ntext: |\n{text}", ["- one word\n  - digits"]),
+        ("{task}\nNotes:\n- {text}", []),
+    ],
+)
+def test_lines_without_a_blank_one_between(form, rules):
+    text = LINES_ALONE if "- {text}" not in form else LINES_ALONE.replace("\n", "\n- ")
+    spans, tasks = speech_of(form.format(task=TASK, text=text))
+    assert all(rule in spans for rule in rules)
+    assert any(TASK in task for task in tasks)
+    assert len(spans) < 400
+
+
 def test_the_questions_of_an_exam_are_material():
     exam = "\n\n".join(f"{n}. Item {n} is a kettle.\nA) yes, it is\nB) no, it is a drill\nAnswer: A" for n in range(90))
     spans, tasks = speech_of(f"{exam}\n\n{TASK}")
