@@ -61,6 +61,7 @@ _BORDER = re.compile(
     re.MULTILINE,
 )
 _RULE = re.compile(r"[ \t]{0,8}([-=*_#~+])\1{2,}[ \t]*$", re.MULTILINE)
+_SPEAKER = re.compile(r"[^\n:\uff1a]{1,48}[:\uff1a](?=\s)")
 _ITEM = re.compile(r"[ \t]*([-*+\u2022]|\(?[0-9A-Za-z]{1,2}[.)])[ \t]")
 _SENTENCE_END = re.compile(r"[.!?\u061f\u0964\u06d4][\"')\]\u201d\u2019]{0,2}[ \t]+|[\u3002\uff01\uff1f]|\n")
 
@@ -133,17 +134,24 @@ def speech_of_long(text: str, ranges: Sequence[CharSpan], *, asked: bool = False
 
 
 def _compared(text: str, blocks: list[Block]) -> list[Block]:
-    """The blocks of a long text, of which some are brief or ruled. Usual is the size of the blocks with half of it."""
+    """The blocks of a long text, of which some are brief or ruled. Usual is the size of the blocks with half of it.
+    Where speakers begin most blocks, those without one are brief."""
     left, usual = sum(block.size for block in blocks) / 2, 0
     for usual in sorted(block.size for block in blocks):
         left -= usual
         if left <= 0:
             break
+    speaks = [bool(_SPEAKER.match(text, block.start, block.end)) for block in blocks]
+    by_speakers = 2 * sum(speaks) > len(blocks) > 2 * MOST_ASKED
     ruled = [bool(_RULE.match(text, block.start, block.end)) for block in blocks]
     few = sum(ruled) <= MOST_ASKED
     return [
-        replace(block, is_brief=block.size <= min(BRIEF, usual / 2), is_ruled=few and has_rule)
-        for block, has_rule in zip(blocks, ruled, strict=True)
+        replace(
+            block,
+            is_brief=block.is_short and not named if by_speakers else block.size <= min(BRIEF, usual / 2),
+            is_ruled=few and has_rule,
+        )
+        for block, has_rule, named in zip(blocks, ruled, speaks, strict=True)
     ]
 
 
@@ -233,7 +241,7 @@ def _ending(text: str, blocks: Sequence[Block], *, alone: bool, found: bool) -> 
         yield from _edge_of(text, last, at_end=True)
         return
     waiting: list[Block] = []
-    chooses, choices = False, 0
+    asked, chooses, choices = False, False, 0
     found |= last.is_brief and says_something(text, last.start, last.end)
     for number, block in enumerate(reversed(blocks[1:] or blocks)):
         with_choice = chooses  # the options stand after this block, so the question is in it
@@ -244,7 +252,8 @@ def _ending(text: str, blocks: Sequence[Block], *, alone: bool, found: bool) -> 
             yield from _last_lines(text, block)
             return
         size += block.size
-        if block is not last and (size > EDGE or not block.is_short or (alone and found and not of_choice)):
+        ends = alone and asked and not of_choice and not block.is_brief
+        if block is not last and (size > EDGE or not block.is_short or ends):
             return
         waiting.append(block)
         searching = number < SEARCHED
@@ -254,7 +263,7 @@ def _ending(text: str, blocks: Sequence[Block], *, alone: bool, found: bool) -> 
             waiting = []
         elif len(waiting) > (SEARCHED if searching else GAP):
             return
-        found, after = found or block.asks, block
+        found, asked, after = found or block.asks, asked or block.asks, block
 
 
 def _last_lines(text: str, block: Block) -> Iterator[Block]:
@@ -338,7 +347,7 @@ def asking_part(text: str, block: Block) -> CharSpan:
     """Of a block that is not brief, the sentences from the first to the last with a question mark, and the one before
     these; else all of it. The others may be of the text around it."""
     marks = [match.end() for match in ASKS.finditer(text, block.start, block.end)] if block.size > BRIEF else []
-    if not marks:
+    if not marks or options_of(text, block.start, block.end):
         return block.start, block.end
     ends = [match.end() for match in _SENTENCE_END.finditer(text, block.start, marks[0]) if match.end() < marks[0]]
     return [block.start, block.start, *ends][-2], marks[-1]

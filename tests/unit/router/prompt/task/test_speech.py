@@ -66,6 +66,16 @@ def test_a_dialogue_is_not_taken_for_questions():
     assert text[slice(*spans[-1])].endswith("miss?")
 
 
+@pytest.mark.parametrize("after", ["Thanks a lot for your help!", "Continue.", "Who closed the road?"])
+def test_a_block_without_a_speaker_is_no_part_of_a_dialogue(after):
+    lines = [f"ANNA: Did you see number {i}?\n\nBEN: Yes, I saw number {i} at the station. Why?" for i in range(60)]
+    asked = "How many trains did Ben miss?"
+    text = "\n\n".join([*lines, asked, after])
+    speech = find_speech(text, [(0, len(text))])
+    assert asked in [text[slice(*task)] for task in speech.tasks]
+    assert sum(end - start for start, end in speech.spans) < 400
+
+
 DOCUMENT = "\n\n".join(
     f"The weight of the {word} is {number}." for number, word in enumerate(["kettle", "drill"] * 100)
 )
