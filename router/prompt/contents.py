@@ -43,11 +43,12 @@ class Content:
 
 class ChatContents(NamedTuple):
     """roles: of all messages. contents: in their order; None if it is not known where they are. frame: as in
-    TextLayout; None if it was not asked for."""
+    TextLayout; None if it was not asked for. system: where the texts of the system stand that are no contents."""
 
     roles: Sequence[str]
     contents: Sequence[Content] | None
     frame: Frame | None = None
+    system: Sequence[CharSpan] = ()
 
 
 def without_marks(messages: Messages, asked: KeepFields) -> list[dict[str, Any]]:
@@ -72,6 +73,7 @@ class MarkedChat:
         self._marks, self._plain = Markers(plain), plain
         self._contents: list[Content] = []
         self._numbers: list[int] = []
+        self._system: list[str] = []
         numbers: dict[tuple[str, str, Keep | None], int] = {}
         tools = _tools(messages)
 
@@ -81,6 +83,7 @@ class MarkedChat:
             for wish, part in asked.marks.segments(text) if asked else [(None, text)]:
                 keep = asked.keeps[wish] if asked and wish is not None else None
                 if not part.strip() or (role in SYSTEM_ROLES and not system):
+                    self._system += filter(None, [part.strip()])
                     pieces.append(part)
                     continue
                 number = numbers.setdefault((role, part, keep), len(numbers))
@@ -111,7 +114,16 @@ class MarkedChat:
                 found = found[seen[number] : seen[number] + 1]
                 seen[number] += 1
             contents.append(replace(content, lost=lost, spans=() if lost else tuple(found)))
-        return ChatContents(roles, contents)
+        return ChatContents(roles, contents, system=self._places_of_system(text))
+
+    def _places_of_system(self, text: str) -> list[CharSpan]:
+        """Where the template wrote the texts of the system as they are."""
+        found, end = [], 0
+        for part in self._system:
+            if (start := text.find(part, end)) >= 0:
+                end = start + len(part)
+                found.append((start, end))
+        return found
 
 
 def changed(messages: Messages, change: Callable[[int, str], str] = lambda _, text: text) -> list[dict[str, Any]]:

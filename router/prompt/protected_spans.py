@@ -159,7 +159,7 @@ def chat_chars(text: str, chat: ChatContents, options: PolicyOptions, tokens: Ma
             parts[content.message] += content.spans[-1:]
     after_tool = {number for number in users if number and chat.roles[number - 1] in TOOL_ROLES}
     turns = [Turn(spans, number in after_tool) for number, spans in parts.items() if spans]
-    speech = speech_of_turns(text, turns)
+    speech = speech_of_turns(text, turns, chat.system)
     ranges = []
     for content in contents:
         keep = options.keep(content.role, content.tool, tokens.get(content.message, 0), content.keep)

@@ -25,6 +25,8 @@ EDGE = 4096
 """So many bytes of speech are looked for at each end of a long text."""
 SEARCHED = 3
 """So many blocks are taken at the end of a long text while none of them asks anything."""
+EDGE_LINES = 16
+"""So many lines of a long paragraph are searched at each end."""
 LINES = 2
 """So many lines of a paragraph are taken before its question."""
 GAP = 1
@@ -33,10 +35,19 @@ ANNOUNCED = 4
 """So many may stand before a line that announces the material, such as "Context:"."""
 SERIES = 3
 """So many headings that differ by numbers alone, such as "Passage 7", are those of the material."""
+MOST_ANNOUNCED = 8
+"""A text with more blocks that begin with a label, such as a heading, has them of its own."""
 MOST_ASKED = 4
 """A long text with more blocks that look like a task is a dialogue: those inside it belong to it."""
 
-FEW_LETTERS = 24
+BRIEF = 256
+"""A block of at most so many bytes, and of at most half as many as usual in its text, is speech at the edge."""
+
+CHOICES = 2
+"""So many blocks of a dialogue, or of an exam, may have the question of choice and its options."""
+FEW_BRIEF = 3
+"""A long text with so few brief blocks has them wherever they stand."""
+FEW_LETTERS = 20
 """A block with fewer letters that has no question mark is no task: "Answer:", "Thanks!", "Continue.". A letter outside
 of ASCII counts twice, because a word has fewer of them in many scripts."""
 
@@ -49,6 +60,8 @@ _BORDER = re.compile(
     r"\n(?=[ \t\r]{0,64}\n)|^[ \t]{0,8}(?P<rule>[-=*_#~+])(?P=rule){4,}[ \t]{0,8}$|^[ ]{0,3}#{1,6}[ ](?=\S)",
     re.MULTILINE,
 )
+_RULE = re.compile(r"[ \t]{0,8}([-=*_#~+])\1{2,}[ \t]*$", re.MULTILINE)
+_SPEAKER = re.compile(r"[^\n:\uff1a]{1,48}[:\uff1a](?=\s)")
 _ITEM = re.compile(r"[ \t]*([-*+\u2022]|\(?[0-9A-Za-z]{1,2}[.)])[ \t]")
 _SENTENCE_END = re.compile(r"[.!?\u061f\u0964\u06d4][\"')\]\u201d\u2019]{0,2}[ \t]+|[\u3002\uff01\uff1f]|\n")
 
@@ -57,7 +70,9 @@ _SENTENCE_END = re.compile(r"[.!?\u061f\u0964\u06d4][\"')\]\u201d\u2019]{0,2}[ \
 class Block:
     """A block of text, without outer white space. size: its bytes. asks: it looks like a task. is_list: one of its
     first two lines is an item. goes_on: the block before it is of the same paragraph. at_edge: it stands at the
-    beginning or at the end of a long text, and may belong to it. is_piece: a line or a sentence of a long block."""
+    beginning or at the end of a long text, and may belong to it. is_piece: a line or a sentence of a long block.
+    is_brief: much shorter than the blocks of its long text are. is_ruled: a rule parts it from what stands before, and
+    the text has few of them."""
 
     start: int
     end: int
@@ -67,10 +82,12 @@ class Block:
     goes_on: bool = False
     at_edge: bool = False
     is_piece: bool = False
+    is_brief: bool = False
+    is_ruled: bool = False
 
     @property
     def is_short(self) -> bool:
-        return self.size <= (LONG_LIST if self.is_list else SHORT_BLOCK)
+        return self.size <= (LONG_LIST if self.is_list else SHORT_TEXT if self.asks else SHORT_BLOCK)
 
 
 def size_of(text: str, start: int, end: int) -> int:
@@ -88,37 +105,54 @@ def blocks_of(text: str, start: int, end: int) -> Iterator[Block]:
         place = border
 
 
-def speech_of_long(text: str, ranges: Sequence[CharSpan]) -> list[Block]:
+def speech_of_long(text: str, ranges: Sequence[CharSpan], *, asked: bool = False) -> list[Block]:
     """The blocks of a long text that are speech, each once: at both ends, and inside if few ask anything. ranges: of
-    the text, in order and apart."""
-    divided = [block for span in ranges for block in blocks_of(text, *span)]
+    the text, in order and apart. asked: a question stands outside of it."""
+    divided = _compared(text, [block for span in ranges for block in blocks_of(text, *span)])
     if not divided:
         return []
-    inside = [
-        block
-        for block in divided[1:-1]
-        if block.asks and block.size <= SHORT_BLOCK and asks_surely(text, block.start, block.end)
-    ]
-    alone = [
-        one
-        for before, one, after in zip(divided, divided[1:], divided[2:], strict=False)
-        if _stands_alone(before, one, after)
-    ]
+    asking = [block for block in divided[1:-1] if block.asks and block.size <= SHORT_BLOCK]
+    inside = [block for block in asking if asks_surely(text, block.start, block.end)]
     for block in divided:
         if block.size > SHORT_TEXT and len(inside) <= MOST_ASKED:
             inside += _questions_in(text, block)
-    is_dialogue = (
-        len(inside) > 2 * MOST_ASKED or sum(block.start > divided[0].start + EDGE for block in inside) > MOST_ASKED
-    )
+    later = divided[0].start + EDGE
+    of_text = sum(block.start > later for block in inside), sum(block.start > later for block in asking)
+    is_dialogue = max(len(inside), of_text[1]) > 2 * MOST_ASKED or of_text[0] > MOST_ASKED
+    is_dialogue |= 2 * sum(block.size for block in asking) > sum(block.size for block in divided)
     edges = [*_beginning(text, divided, alone=is_dialogue)]
-    asked = any(ASKS.search(text, block.start, block.end) for block in edges)
+    asked |= any(ASKS.search(text, block.start, block.end) for block in edges)
+    asked |= any(block.asks and block.is_brief for block in [*edges[:1], *asking[:MOST_ASKED]])
     edges += _ending(text, divided, alone=is_dialogue, found=asked)
     edges = [replace(block, at_edge=True) for block in edges]
     if len(inside) > MOST_ASKED:
         inside = []
-    inside += alone if len(alone) <= MOST_ASKED else []
+    brief = [block for block in divided if block.is_brief]
+    inside += brief if len(brief) <= FEW_BRIEF else []
     found = {(block.start, block.end): block for block in inside}
     return [*(found | {(block.start, block.end): block for block in edges}).values()]
+
+
+def _compared(text: str, blocks: list[Block]) -> list[Block]:
+    """The blocks of a long text, of which some are brief or ruled. Usual is the size of the blocks with half of it.
+    Where speakers begin most blocks, those without one are brief."""
+    left, usual = sum(block.size for block in blocks) / 2, 0
+    for usual in sorted(block.size for block in blocks):
+        left -= usual
+        if left <= 0:
+            break
+    speaks = [bool(_SPEAKER.match(text, block.start, block.end)) for block in blocks]
+    by_speakers = 2 * sum(speaks) > len(blocks) > 2 * MOST_ASKED
+    ruled = [bool(_RULE.match(text, block.start, block.end)) for block in blocks]
+    few = sum(ruled) <= MOST_ASKED
+    return [
+        replace(
+            block,
+            is_brief=block.is_short and not named if by_speakers else block.size <= min(BRIEF, usual / 2),
+            is_ruled=few and has_rule,
+        )
+        for block, has_rule, named in zip(blocks, ruled, speaks, strict=True)
+    ]
 
 
 def _divided(text: str, block: Block) -> Iterator[Block]:
@@ -174,17 +208,26 @@ def _beginning(text: str, blocks: Sequence[Block], *, alone: bool) -> Iterator[B
     yield first
     waiting: list[Block] = []
     series = Counter(_without_numbers(text, block) for block in blocks)
+    labelled = sum(_announces(text, block) for block in blocks) <= MOST_ANNOUNCED
+
+    def names(block: Block) -> bool:
+        return labelled and series[_without_numbers(text, block)] < SERIES
+
     for block in () if alone else blocks[1:-1]:
         size += before.size
-        announces = _announces(text, block) and series[_without_numbers(text, block)] < SERIES
+        announces = _announces(text, block) and names(block)
         if announces and len(waiting) <= ANNOUNCED:
+            yield from waiting
+            waiting = []
+        if block.is_ruled:
             yield from waiting
             waiting = []
         if size + block.size > EDGE or not block.is_short:
             return
         waiting.append(block)
-        follows = block.asks or announces or (block.is_list and before.asks) or _is_heading(text, before)
-        if follows and len(waiting) <= GAP + 1:
+        follows = block.asks or announces or (block.is_list and before.asks)
+        follows |= _is_heading(text, before) and names(before)
+        if (follows and len(waiting) <= GAP + 1) or (block.is_brief and len(waiting) == 1):
             yield from waiting
             waiting = []
         before = block
@@ -198,25 +241,29 @@ def _ending(text: str, blocks: Sequence[Block], *, alone: bool, found: bool) -> 
         yield from _edge_of(text, last, at_end=True)
         return
     waiting: list[Block] = []
-    chooses = False
+    asked, chooses, choices = False, False, 0
+    found |= last.is_brief and says_something(text, last.start, last.end)
     for number, block in enumerate(reversed(blocks[1:] or blocks)):
         with_choice = chooses  # the options stand after this block, so the question is in it
         chooses = bool(options_of(text, block.start, block.end))
-        of_choice = chooses or with_choice
+        of_choice = (chooses or with_choice) and not (alone and choices >= CHOICES)
+        choices += of_choice
         if after.goes_on and not block.asks and not of_choice:  # what the paragraph says before its question
             yield from _last_lines(text, block)
             return
         size += block.size
-        if block is not last and (size > EDGE or not block.is_short or (alone and found and not of_choice)):
+        ends = alone and asked and not of_choice and not block.is_brief
+        if block is not last and (size > EDGE or not block.is_short or ends):
             return
         waiting.append(block)
         searching = number < SEARCHED
-        if block is last or (searching and not found) or block.asks or of_choice:
+        brief = block.is_brief and len(waiting) == 1
+        if block is last or (searching and not found) or block.asks or of_choice or brief or block.is_ruled:
             yield from waiting
             waiting = []
         elif len(waiting) > (SEARCHED if searching else GAP):
             return
-        found, after = found or block.asks, block
+        found, asked, after = found or block.asks, asked or block.asks, block
 
 
 def _last_lines(text: str, block: Block) -> Iterator[Block]:
@@ -229,13 +276,12 @@ def _last_lines(text: str, block: Block) -> Iterator[Block]:
 
 
 def _edge_of(text: str, block: Block, *, at_end: bool) -> Iterator[Block]:
-    """Of a long block: its first or last line if it is short, else the first or last sentences that ask something."""
-    line = text.rfind("\n", block.start, block.end) if at_end else text.find("\n", block.start, block.end)
-    if line >= 0:
-        edge = _trimmed(text, line, block.end) if at_end else _trimmed(text, block.start, line)
-        if edge is not None and edge.size <= SHORT_BLOCK:
-            yield replace(edge, is_piece=True)
-            return
+    """Of a long block: the first or last lines if they are short, else the first or last sentences that ask."""
+    lines = _lines_of(text, block, at_end=at_end)
+    if len(lines) > 1 and lines[0].size <= SHORT_BLOCK:
+        for line in _edge_lines(text, lines, at_end=at_end):
+            yield replace(line, is_piece=True)
+        return
     first = max(block.start, block.end - SHORT_BLOCK) if at_end else block.start
     last = block.end if at_end else min(block.end, block.start + SHORT_BLOCK)
     ends = [match.end() for match in _SENTENCE_END.finditer(text, first, last) if match.end() < last]
@@ -243,6 +289,44 @@ def _edge_of(text: str, block: Block, *, at_end: bool) -> Iterator[Block]:
     for start, end in pairwise(borders):
         if ASKS.search(text, start, end) or (at_end and end == block.end and _is_task(text, start, end)):
             yield Block(start, end, size_of(text, start, end), True, is_piece=True)
+
+
+def _lines_of(text: str, block: Block, *, at_end: bool) -> list[Block]:
+    """The first or the last EDGE_LINES lines of a block, from its edge on."""
+    found: list[Block] = []
+    place = block.end if at_end else block.start
+    while len(found) < EDGE_LINES and block.start <= place < block.end + at_end:
+        line = text.rfind("\n", block.start, place) if at_end else text.find("\n", place, block.end)
+        edge = (max(line, block.start), place) if at_end else (place, line if line >= 0 else block.end)
+        found += filter(None, [_trimmed(text, *edge)])
+        if line < 0:
+            break
+        place = line if at_end else line + 1
+    return found
+
+
+def _edge_lines(text: str, lines: Sequence[Block], *, at_end: bool) -> Iterator[Block]:
+    """The lines that are speech: the first, those that ask something with what is between them, and a list under a
+    label. At the end, some are searched for one that asks. lines: by `_lines_of`."""
+    waiting: list[Block] = []
+    found = in_list = False
+    plain = 0  # lines that wait and are no items
+    for number, line in enumerate(lines):
+        is_item = bool(_ITEM.match(text, line.start, line.end))
+        if in_list and not is_item:
+            yield from waiting
+            waiting, plain = [], 0
+        if line.size > SHORT_BLOCK:
+            return
+        announces = not at_end and _announces(text, line)
+        in_list = announces or (in_list and is_item)
+        waiting.append(line)
+        plain += not is_item
+        if number == 0 or announces or (line.asks and (at_end or plain <= GAP + 1)):
+            yield from waiting
+            waiting, plain, found = [], 0, found or line.asks
+        elif plain > (ANNOUNCED if not at_end else GAP if found else SEARCHED):
+            return
 
 
 def _questions_in(text: str, block: Block) -> list[Block]:
@@ -259,9 +343,14 @@ def _questions_in(text: str, block: Block) -> list[Block]:
     return found
 
 
-def _stands_alone(before: Block, block: Block, after: Block) -> bool:
-    """Whether a short block that asks interrupts a text of long ones."""
-    return block.asks and block.is_short and min(before.size, after.size) > SHORT_TEXT
+def asking_part(text: str, block: Block) -> CharSpan:
+    """Of a block that is not brief, the sentences from the first to the last with a question mark, and the one before
+    these; else all of it. The others may be of the text around it."""
+    marks = [match.end() for match in ASKS.finditer(text, block.start, block.end)] if block.size > BRIEF else []
+    if not marks or options_of(text, block.start, block.end):
+        return block.start, block.end
+    ends = [match.end() for match in _SENTENCE_END.finditer(text, block.start, marks[0]) if match.end() < marks[0]]
+    return [block.start, block.start, *ends][-2], marks[-1]
 
 
 def _is_heading(text: str, block: Block) -> bool:

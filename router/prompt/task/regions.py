@@ -1,4 +1,4 @@
-"""Regions of a user's text: what a tag, a fence or a string of JSON encloses.
+"""Regions of a user's text: what a tag or a fence encloses, and the members of a JSON prompt.
 
 Pure functions on a text and character ranges. The work is linear in the text.
 """
@@ -21,14 +21,14 @@ _MARK = re.compile(
     r"|</(?P<close>[A-Za-z][\w:.-]{0,63})>",
     re.MULTILINE,
 )
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
-_LONG_STRING = 512
-"""Characters. A longer string of a prompt that is one JSON value is a region."""
+_JSON = re.compile(r'"(?:[^"\\]|\\.)*+"|[{}\[\],:]', re.DOTALL)
+_LONG_MEMBER = 512
+"""Characters. A longer member of a prompt that is one JSON value is a region."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """start, end: with both marks. inner: between the marks. name: of the tag, FENCE or STRING."""
+    """start, end: with both marks. inner: between the marks. name: of the tag or the member, FENCE or STRING."""
 
     name: str
     start: int
@@ -40,9 +40,9 @@ def regions_of(text: str, part: CharSpan) -> list[Region]:
     """The regions of a part that lie in no other, in order. A mark without its counterpart is text."""
     first, inner = part[0], text[slice(*part)]  # in a slice, a mark may stand at the beginning of a line
     stripped = inner.strip()
-    if stripped[:1] + stripped[-1:] in ("{}", "[]"):
-        strings = ((first + match.start(), first + match.end()) for match in _STRING.finditer(inner))
-        return [Region(STRING, a, b, (a + 1, b - 1)) for a, b in strings if b - a > _LONG_STRING]
+    members = _members(text, *part) if stripped[:1] + stripped[-1:] in ("{}", "[]") else None
+    if members is not None:
+        return [member for member in members if member.end - member.start > _LONG_MEMBER]
     found: list[Region] = []
     opened: list[tuple[str, CharSpan]] = []
     names = Counter[str]()
@@ -64,6 +64,31 @@ def regions_of(text: str, part: CharSpan) -> list[Region]:
         elif names[mark["close"]]:
             _close(found, opened, names, mark["close"], place)
     return found
+
+
+def _members(text: str, start: int, end: int) -> list[Region] | None:
+    """The values of a JSON object or array, each with its key; None if a text only begins and ends like one. Of a
+    string, the inner part is what it says."""
+    found: list[Region] = []
+    depth, place, key, last = 0, start, STRING, ""
+    for mark in _JSON.finditer(text, start, end):
+        sign = mark[0][0]
+        opens, closes = sign in "[{", sign in "]}"
+        if not depth and (place > start or not opens):
+            return None
+        depth += opens - closes
+        if place > start and (depth == 0 or (depth == 1 and sign == ",")):
+            value = text[place : mark.start()].strip()
+            first = text.index(value, place)
+            quoted = value[:1] == STRING
+            found.append(Region(key, first, first + len(value), (first + quoted, first + len(value) - quoted)))
+            key = STRING
+        if sign == ":" and depth == 1:
+            key = last or STRING
+        if depth == 0 or (depth == 1 and (opens or sign in ",:")):
+            place = mark.end()
+        last = mark[0][1:-1] if sign == STRING else ""
+    return found if depth == 0 and not text[place:end].strip() else None
 
 
 def _close(

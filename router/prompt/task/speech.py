@@ -16,9 +16,17 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from router.prompt.markers import CharSpan
-from router.prompt.task.blocks import SHORT_TEXT, Block, blocks_of, says_something, size_of, speech_of_long
+from router.prompt.task.blocks import (
+    SHORT_TEXT,
+    Block,
+    asking_part,
+    blocks_of,
+    says_something,
+    size_of,
+    speech_of_long,
+)
 from router.prompt.task.regions import Region, envelope, regions_of
-from router.prompt.task.words import ASKS, RULES_NAME, TASK_NAME
+from router.prompt.task.words import ASKS, PERSONA, RULES_NAME, TASK_NAME
 
 SHORT_REGION = 1024
 """Regions of one name are material if they have more bytes than this together."""
@@ -56,18 +64,23 @@ class Turn(NamedTuple):
     after_tool: bool = False
 
 
-def speech_of_turns(text: str, turns: Sequence[Turn]) -> Speech:
-    """The speech of the last turn, and of those before it back to one that has the task."""
+def speech_of_turns(text: str, turns: Sequence[Turn], system: Sequence[CharSpan] = ()) -> Speech:
+    """The speech of the last turn, and of those before it back to one that has the task. Where no turn asks anything,
+    the tasks include those of the system. system: ranges of its texts, which are kept anyway."""
     spans: list[CharSpan] = []
     tasks: list[CharSpan] = []
     asks = False
     for turn in reversed(turns[-EARLIER_TURNS - 1 :]):
         found = find_speech(text, turn.parts)
         spans, tasks = [*found.spans, *spans], _at_most([*found.tasks, *tasks])
-        if not turn.after_tool and (found.is_sure or (asks and found.asks)):
+        is_last = not turn.after_tool and (found.is_sure or (asks and found.asks))
+        asks |= found.asks
+        if is_last:
             break
-        asks = asks or found.asks
-    return Speech(spans, tasks, asks)
+    if not asks:
+        orders = [block for part in system for block in blocks_of(text, *part) if block.asks]
+        tasks = [*((one.start, one.end) for one in orders if not PERSONA.fullmatch(text, one.start, one.end)), *tasks]
+    return Speech(spans, _at_most(tasks), asks)
 
 
 def find_speech(text: str, parts: Sequence[CharSpan], *, raw: bool = False) -> Speech:
@@ -105,7 +118,8 @@ def find_speech(text: str, parts: Sequence[CharSpan], *, raw: bool = False) -> S
         texts, around = [*texts, around], []
     spans += around
     short = [block for span in around for block in blocks_of(text, *span)]
-    edges = [block for ranges in texts for block in speech_of_long(text, ranges)]
+    known = any(ASKS.search(text, block.start, block.end) for block in [*named, *short])
+    edges = [block for ranges in texts for block in speech_of_long(text, ranges, asked=known)]
     tasks, at_edge = edges, [block for block in edges if block.at_edge]
     for some in ([block for block in at_edge if not block.is_piece], at_edge):
         if any(ASKS.search(text, block.start, block.end) for block in [*named, *short, *some]):
@@ -115,7 +129,8 @@ def find_speech(text: str, parts: Sequence[CharSpan], *, raw: bool = False) -> S
     if last is not None and ASKS.search(text, last.start, last.end):
         tasks = [block for block in tasks if block is last or block.size <= SHORT_QUESTION]
     spans += [(block.start, block.end) for block in edges if block.asks or not raw]
-    return _speech(text, spans, named or short, [*named, *short, *tasks])
+    brief = [block for block in edges if block.is_brief]
+    return _speech(text, spans, named or [*short, *brief], [*named, *short, *tasks])
 
 
 def _divided(text: str, part: CharSpan) -> list[tuple[CharSpan, Region | None]]:
@@ -147,15 +162,18 @@ def _most(name: str) -> int:
 
 
 def _speech(text: str, spans: list[CharSpan], preferred: Sequence[Block], blocks: Sequence[Block]) -> Speech:
-    """blocks: of all speech, in any order. preferred: those among which a task is looked for that asks nothing. The
-    edges of a long text are not: they may belong to it."""
+    """blocks: of all speech, in any order. preferred: those among which a task is looked for that asks nothing. Of the
+    edges of a long text, those that are brief: others may belong to it."""
     tasks = [block for block in blocks if block.asks]
     asks = bool(tasks)
     sure = any(not block.at_edge or ASKS.search(text, block.start, block.end) for block in tasks)
-    if not tasks:
-        tasks = [block for block in preferred if says_something(text, block.start, block.end)][-2:]
-    apart = merged([(block.start, block.end) for block in tasks], gap=0)
-    return Speech(merged(spans), _at_most(apart), asks, sure)
+    if not sure:
+        saying = [block for block in preferred if says_something(text, block.start, block.end)]
+        tasks += [block for block in saying if block.is_brief] if tasks else [*saying[:1], *saying[1:][-2:]]
+    apart = merged([asking_part(text, block) for block in tasks], gap=0)
+    whole = merged(spans)
+    blank = [(end, start) for (_, end), (start, _) in pairwise(whole) if not text[end:start].strip()]
+    return Speech(merged([*whole, *blank]), _at_most(apart), asks, sure)
 
 
 def _at_most(tasks: list[CharSpan]) -> list[CharSpan]:

@@ -21,9 +21,12 @@ RULES_NAME = re.compile(
 HEADING = re.compile(r"(#{1,6}[ \t]+)?[^\n]{1,80}[:：]|#{1,6}[ \t]+[^\n]{1,120}")
 """A block that only announces what follows it."""
 
+PERSONA = re.compile(r"(?:\W{0,8}(?:you are|you're|act as)\b[^.\n]{0,400}\.?){1,4}", re.IGNORECASE)
+"""A text of the system that only says who the assistant is."""
+
 _LABEL = (
-    "question|query|task|instructions?|request|prompt|your (?:task|job|goal)|goal|objective|rules?|guidelines?|q"
-    "|user (?:question|query|request|message|input)"
+    "(?:(?:user|your|my|the|this|current|new|final|follow.?up)[ ])?"
+    "(?:question|query|task|job|instructions?|request|prompt|message|input|goal|objective|rules?|guidelines?|q)"
     "|frage|aufgabe|anweisung(?:en)?|regeln|pregunta|tarea|instrucciones|reglas|consignes?|tâche|règles|pergunta"
     "|tarefa|regras|domanda|compito|istruzioni|regole|vraag|taak|opdracht|pytanie|zadanie|soru|görev"
     "|вопрос|задача|задание|правила"
@@ -34,20 +37,25 @@ _VERBS = (
     "please|kindly|tell|find|give|list|name|explain|describe|summari[sz]e|translate|rewrite|rephrase|write|answer|identify"
     "|extract|compare|classify|label|fix|add|change|implement|refactor|remove|update|create|generate|show|return|quote"
     "|count|decide|check|review|determine|convert|complete|continue|proofread|analy[sz]e|use|using|based on|given the"
+    "|look up|read|look|say|work out|solve|estimate|calculate|compute|provide|act as"
     "|i want|i need|i(?:'d| would) like|you are|you must|you should|do not|don't|can you|could you|would you"
-    "|what|which|who|whom|whose|where|when|why|how"
-    "|bitte|nenne|finde|gib|erkläre|fasse|übersetze|schreibe?|antworte|beantworte|wer|wie|wo|wann|warum|welche[rsnm]?"
-    "|por favor|dime|encuentra|resume|explica|traduce|responde|qué|quién|cuál(?:es)?|dónde|cuándo|cómo"
-    "|veuillez|donne[rz]?|trouve[rz]?|explique[rz]?|résume[rz]?|tradui[ts]|réponds|répondez|quel(?:le)?s?|comment|pourquoi"
-    "|combien|diga|encontre|resuma|responda|qual|quem|onde|quando|dimmi|trova|spiega|riassumi|traduci|rispondi"
+    "|bitte|nenne|finde|gib|erkläre|fasse|übersetze|schreibe?|antworte|beantworte"
+    "|por favor|dime|encuentra|resume|explica|traduce|responde"
+    "|veuillez|donne[rz]?|trouve[rz]?|explique[rz]?|résume[rz]?|tradui[ts]|réponds|répondez"
+    "|diga|encontre|resuma|responda|dimmi|trova|spiega|riassumi|traduci|rispondi"
     "|geef|vind|beantwoord|vertaal|podaj|znajdź|wyjaśnij|odpowiedz|przetłumacz|lütfen|bul|açıkla|özetle"
-    "|найди|скажи|объясни|ответь|назови|переведи|кто|что|где|когда|почему"
+    "|найди|скажи|объясни|ответь|назови|переведи"
 )
 _UNSPACED = "请|請|根据|回答|找出|告诉|告訴|翻译|总结|把|什么|谁|哪|为什么|教えて|다음"
+_ASKING = (
+    "what|which|who|whom|whose|where|when|why|how|wer|wie|wo|wann|warum|welche[rsnm]?|qué|quién|cuál(?:es)?|dónde|cuándo"
+    "|cómo|quel(?:le)?s?|comment|pourquoi|combien|qual|quem|onde|quando|кто|что|где|когда|почему"
+)
+"""Prose begins with these, too."""
 _LABELLED = re.compile(rf"\W{{0,8}}(?:{_LABEL})\W{{0,4}}[:：\n]", re.IGNORECASE)
 _BEGINS = re.compile(
     r"\W{0,8}(?:(?:(?:hello|hi|hey|ok|okay|now|then|finally|thanks|thank you)\W{1,3})?"
-    rf"(?:{_VERBS})\b|(?:{_UNSPACED}))",
+    rf"(?:(?:{_VERBS})\b|(?:{_ASKING})\b[^.。!！;]{{0,400}}\Z)|(?:{_UNSPACED}))",
     re.IGNORECASE,
 )
 _ENDS = re.compile(r"(?:か|ください|십시오|세요|吗|呢)[。.!！\s]{0,4}$")

@@ -155,7 +155,8 @@ def word_scores(
     droppable: npt.NDArray[np.bool_],
     questions: Sequence[tuple[int, int]],
 ) -> Float32Array:
-    """The score of each unit with the passage around it, float32 [U], not negative: the best over the questions.
+    """The score of each unit with the passage around it, float32 [U], not negative: the best over the questions, each a
+    share of what its terms can have. So one with many terms, such as a list of rules, hides no short one.
 
     0 without a shared term near, and for units that cannot be dropped.
 
@@ -188,7 +189,8 @@ def _bm25(
     units = int(droppable.sum())
     if not holding.any():
         return np.zeros(droppable.size)
-    rarity = np.log1p((units - holding + 0.5) / (holding + 0.5)) * (holding > 0)
+    rarity = np.log1p((units - holding + 0.5) / (holding + 0.5))
+    rarity = rarity / rarity.sum() * (holding > 0)
     words, counts = around[:, :1], around[:, 1:]
     sizes = 1 - B + B * words / words[droppable].mean()
     return (counts * (K1 + 1) / (counts + K1 * sizes)) @ rarity * droppable

@@ -66,6 +66,16 @@ def test_a_dialogue_is_not_taken_for_questions():
     assert text[slice(*spans[-1])].endswith("miss?")
 
 
+@pytest.mark.parametrize("after", ["Thanks a lot for your help!", "Continue.", "Who closed the road?"])
+def test_a_block_without_a_speaker_is_no_part_of_a_dialogue(after):
+    lines = [f"ANNA: Did you see number {i}?\n\nBEN: Yes, I saw number {i} at the station. Why?" for i in range(60)]
+    asked = "How many trains did Ben miss?"
+    text = "\n\n".join([*lines, asked, after])
+    speech = find_speech(text, [(0, len(text))])
+    assert asked in [text[slice(*task)] for task in speech.tasks]
+    assert sum(end - start for start, end in speech.spans) < 400
+
+
 DOCUMENT = "\n\n".join(
     f"The weight of the {word} is {number}." for number, word in enumerate(["kettle", "drill"] * 100)
 )
@@ -136,12 +146,108 @@ def test_more_tasks_than_windows_have_room_for_are_joined():
     assert len(speech_of_turns(text, halves).tasks) == MOST_TASKS
 
 
-def test_a_line_between_long_paragraphs_is_speech_only_if_it_asks():
+@pytest.mark.parametrize("lines", [1, 9])
+def test_a_line_between_long_paragraphs_is_speech_if_it_asks_or_has_few_like_it(lines):
     """Also in a text that has many questions of its own."""
     paragraph = "Did anybody see it? Nobody knows, and the notes say nothing about it. " * 60
-    for line, is_speech in ((TASK, True), ("The compass was seen in the hall.", False)):
-        spans, _ = speech_of(f"{paragraph}\n\n{line}\n\n{paragraph}")
-        assert (line in spans) is is_speech
+    for line in (TASK, "The compass was seen in the hall."):
+        spans, _ = speech_of(f"{paragraph}\n\n{line}\n\n" * lines + paragraph)
+        assert (line in spans) is (lines == 1)
+
+
+PARAGRAPHS = "\n\n".join(
+    " ".join(
+        f"The {word} of number {n} was sold in the harbour at noon." for word in ("drill", "kettle", "rope", "lamp")
+    )
+    for n in range(40)
+)
+LONG_ORDER = "You are reading notes for a museum. " + "Write what the notes say, and do not guess what they mean. " * 25
+FORMS_OF_PEOPLE = {
+    "no word that we know, first": ("Cho biết trọng lượng của la bàn.\n\n{text}", "Cho biết trọng lượng của la bàn."),
+    "no word that we know, last": ("{text}\n\nPodajcie wagę kompasu z notatek.", "Podajcie wagę kompasu z notatek."),
+    "no word that we know, between": ("{text}\n\nบอกน้ำหนักของเข็มทิศ\n\n{text}", "บอกน้ำหนักของเข็มทิศ"),
+    "no sentence": ("{text}\n\nweight compass, in kilograms", "weight compass, in kilograms"),
+    "1,500 characters, first": (f"{LONG_ORDER}\n\n{{text}}", LONG_ORDER.strip()),
+    "under a rule": ("{text}\n------------\nREMEMBER: no guesses.\n\n" + TASK, "REMEMBER: no guesses."),
+    "before a rule": (f"{TASK}\n\nA hint for you. {'It is long. ' * 30}\n=====\n{{text}}", "A hint for you."),
+    "a label of two words": ("{text}\n\nUser task: the weight of it\nAnswer:", "User task: the weight of it"),
+    "among blank lines": (
+        f"Rules:\n\n{RULES[0]}\n\n{RULES[1]}\n\n{{text}}\n\n{TASK}",
+        f"{RULES[0]}\n\n{RULES[1]}",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS_OF_PEOPLE)
+def test_speech_is_found_by_its_place_and_its_size(form):
+    template, expected = FORMS_OF_PEOPLE[form]
+    spans, tasks = speech_of(template.format(text=PARAGRAPHS))
+    assert expected in spans
+    assert len(spans) < len(expected) + 1500
+    assert form[:4] in ("unde", "befo", "amon") or any(expected in task for task in tasks)
+
+
+@pytest.mark.parametrize("question", [f"{TASK} The notes begin here. {{first}}", "{first} That was all of it. " + TASK])
+def test_of_a_long_paragraph_only_the_sentences_around_a_question_are_the_task(question):
+    first = PARAGRAPHS.partition("\n\n")[0]
+    text = question.format(first=first)
+    _, tasks = speech_of(f"{text}\n\n{PARAGRAPHS}" if text.startswith(TASK) else f"{PARAGRAPHS}\n\n{text}")
+    assert [TASK in task and len(task) < 80 for task in tasks] == [True]
+
+
+LINES_ALONE = PARAGRAPHS.replace("\n\n", " ").replace(". ", ".\n")
+
+
+@pytest.mark.parametrize(
+    ("form", "rules"),
+    [
+        ("{task}\nOne word, please.\nNo guesses.\nText:\n{text}", ["One word, please.", "No guesses."]),
+        ("{text}\n{task}\nOne word, please.\nNo guesses.\nAnswer:", ["One word, please.", "No guesses."]),
+        ("{text}\n{task}\nRules:\n- one word\n- digits\n- no guesses\n- no verbs\nAnswer:", ["- one word\n- digits"]),
+        ("task: {task}\nrules:\n  - one word\n  - digits\ntext: |\n{text}", ["- one word\n  - digits"]),
+        ("{task}\nNotes:\n- {text}", []),
+    ],
+)
+def test_lines_without_a_blank_one_between(form, rules):
+    text = LINES_ALONE if "- {text}" not in form else LINES_ALONE.replace("\n", "\n- ")
+    spans, tasks = speech_of(form.format(task=TASK, text=text))
+    assert all(rule in spans for rule in rules)
+    assert any(TASK in task for task in tasks)
+    assert len(spans) < 400
+
+
+def test_the_questions_of_an_exam_are_material():
+    exam = "\n\n".join(f"{n}. Item {n} is a kettle.\nA) yes, it is\nB) no, it is a drill\nAnswer: A" for n in range(90))
+    spans, tasks = speech_of(f"{exam}\n\n{TASK}")
+    assert len(spans) < 800
+    assert TASK in tasks
+
+
+def test_long_members_of_a_json_prompt_are_material():
+    """Also lists of short strings; in any order and depth. Control: a text that only begins and ends like JSON."""
+    value = {"passages": PARAGRAPHS.split("\n\n"), "options": {"style": "be short"}, "query": TASK}
+    for prompt in (
+        value,
+        {"body": value},
+        [{"content": PARAGRAPHS}, {"role": "user", "content": TASK}],
+    ):
+        spans, tasks = speech_of(json.dumps(prompt))
+        assert TASK in spans
+        assert any(TASK in task for task in tasks)
+        assert ("be short" in spans) is (isinstance(prompt, dict))
+        assert "kettle" not in spans
+    spans, _ = speech_of(f"[from: web]\n\n{PARAGRAPHS}\n\n{TASK}\n\n[end]")
+    assert TASK in spans
+
+
+def test_the_system_has_the_task_if_no_turn_asks():
+    system, rest = f"You are an archivist. You are kind.\n{TASK}", PARAGRAPHS
+    text = f"{system}\n\n{rest}"
+    turns = [Turn([(len(system) + 2, len(text))])]
+    assert [text[slice(*one)] for one in speech_of_turns(text, turns, [(0, len(system))]).tasks] == [TASK]
+    assert speech_of_turns(text, turns, [(0, text.index("\n"))]).tasks == [], "a persona is no task"
+    asked = [*turns, Turn([(len(system) - len(TASK), len(system))])]
+    assert len(speech_of_turns(text, asked, [(0, len(system))]).tasks) == 1
 
 
 def test_prose_that_begins_like_a_question_is_no_speech():

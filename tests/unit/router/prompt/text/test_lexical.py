@@ -48,6 +48,13 @@ def test_the_best_of_several_questions_counts():
     assert np.array_equal(scored(UNITS, "Who argued?", "Which birds?") > 0, np.maximum(*alone) > 0)
 
 
+def test_a_long_question_hides_no_short_one():
+    """Of its many terms, no unit has more than a few."""
+    rules = "Write each fact on a line of its own, with birds first, and say who slept, who met and who spoke."
+    own = scored([*UNITS[:4], "Birds spoke on a line. "], "Who argued?", rules)
+    assert np.argmax(own) == 0
+
+
 @pytest.mark.parametrize(
     ("text", "question"), [("指南针的重量是五克。", "指南针重多少\uff1f"), ("나침반의 무게", "나침반은?")]
 )
