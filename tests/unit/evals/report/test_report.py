@@ -9,7 +9,7 @@ import pytest
 from benchmarks.engines.decode_engines import MODES
 from benchmarks.latency import ttft_results
 from benchmarks.report import plots
-from evals.questions import results as answers
+from evals.report import readme
 from evals.report.__main__ import (
     DETAILS,
     PAGE,
@@ -113,18 +113,46 @@ def test_the_quality_in_the_readme_is_that_of_the_results() -> None:
     found = lengths.by_length(result)
     whole = found.pop(lengths.ALL_LENGTHS).figure(ALL, (GUARDED, 0.0))
     assert f"0.5B for 1.5B, {whole.n} prompts, {result['machine']['usable_cores']} CPU cores)" in README.read_text()
-    rows = [line for line in README.read_text().splitlines() if re.match(r"[\d,]+ \|", line)]
+    rows = [line for line in README.read_text().splitlines() if re.match(r"[\d,]+\|", line)]
     figures = {length: comparison.figure(ALL, (GUARDED, 0.0)) for length, comparison in found.items()}
     assert rows == [
-        f"{length:,} | {100 * of.score:.0f} | {100 * of.dense:.0f} | {of.kept:.2f} | {of.time:.2f}"
+        f"{length:,}|{100 * of.score:.0f}|{100 * of.dense:.0f}|{of.kept:.2f}|{of.time:.2f}"
         for length, of in figures.items()
     ]
 
 
-def test_the_answers_to_people_in_the_readme_are_those_of_the_results() -> None:
-    result = committed("answers-default")
-    figure = answers.against_dense(result).split(";")[0]
-    assert f"{len(result['samples'])} [questions of people](docs/results.md): {figure}." in README.read_text()
+def test_the_first_table_of_the_readme_is_that_of_the_results() -> None:
+    results, text = ROOT / "benchmarks" / "results", README.read_text()
+    measured = text.split("## Measured")[1]
+    assert measured.index(readme.table(results)) == measured.index("what|"), "natural questions, then RULER, then speed"
+    assert readme.losses(results) in " ".join(text.split())
+
+
+def test_a_new_result_changes_what_the_readme_must_say(tmp_path: Path) -> None:
+    """The negative control: the README fails with another result, and with that of the published benchmarks."""
+    for name in ("answers-default", "answers-bamboo", "questions-bamboo", "lengths-qwen-long"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(committed(name)))
+    before = readme.table(tmp_path)
+    answers_now = committed("answers-default")
+    answers_now["samples"] = answers_now["samples"][:10]
+    (tmp_path / "answers-default.json").write_text(json.dumps(answers_now))
+    assert readme.table(tmp_path) != before
+    assert readme.table(tmp_path).splitlines()[2].startswith("answers|10|")
+    published = {"samples": [_published(task, n, kept) for n in (4096, 8192) for task, kept in (("vt", 1), ("cwe", 0))]}
+    (tmp_path / "published.json").write_text(json.dumps(published))
+    assert readme.table(tmp_path).splitlines()[-2:] == [
+        f"RULER, {n} tokens|2|100|50 (too few documents)|100|0.25" for n in ("4,096", "8,192")
+    ]
+    assert readme.losses(tmp_path) == "Tasks that lose points: ruler/cwe -100."
+    (tmp_path / "questions-bamboo.json").unlink()
+    with pytest.raises(FileNotFoundError):
+        readme.table(tmp_path)
+
+
+def _published(task: str, length: int, default: float) -> dict:
+    scores = [["dense", 1.0, 1, length], ["default", 0.0, default, length // 4], ["BM25", 0.0, 1, length // 4]]
+    where = {"task": f"ruler/{task}", "family": "ruler", "length": length, "seed": f"{task} {length}"}
+    return {**where, "prompt": length, "scores": scores}
 
 
 @pytest.mark.parametrize("file", [file for _, file in figures()], ids=lambda file: file.stem)
