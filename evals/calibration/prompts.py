@@ -20,10 +20,10 @@ from skim_common.errors import InvalidRequestError, SkimError
 
 TASKS = (
     "single_needle",
-    "needle_in_prose",
-    "multi_query",
+    "ruler/niah_multikey_1",
+    "ruler/niah_multiquery",
     "association",
-    "variable_tracking",
+    "ruler/vt",
     "default_value",
     "json_records",
     "agent_loop",

@@ -42,7 +42,11 @@ def evaluate(
         ),
     ] = None,
     tasks: Annotated[
-        str | None, typer.Option(metavar="TASK[,TASK...]", help="Names of tasks. The default is all tasks.")
+        str | None,
+        typer.Option(
+            metavar="TASK[,TASK...]",
+            help="Names of tasks, or of families such as ruler. The default is all tasks.",
+        ),
     ] = None,
     lengths: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens. The default is 1024,4096.")
@@ -86,7 +90,11 @@ def evaluate(
     ] = "records",
     selectors: Annotated[
         str | None,
-        typer.Option(metavar="NAME[;NAME...]", help="Names of selectors to compare. The default is all of them."),
+        typer.Option(
+            metavar="NAME[;NAME...]",
+            help="Names of selectors to compare. The default is all of them. `default;BM25`: Skim without an option,"
+            " and BM25 with as many tokens.",
+        ),
     ] = None,
     timed: Annotated[
         int,
@@ -118,8 +126,9 @@ def evaluate(
     from evals.questions import results as question_results
     from evals.results import families as family_results
     from evals.results import keep_rates as results
+    from evals.results import published
     from evals.run import run
-    from evals.tasks.registry import TASKS
+    from evals.tasks.registry import TASKS, expanded
 
     if style not in ("instruct", "plain"):
         raise SkimError(f"--style is instruct or plain, not {style}")
@@ -127,14 +136,13 @@ def evaluate(
         raise SkimError(f"--about is records or code, not {about}")
     if questions is not None and (tasks is not None or lengths is not None):
         raise SkimError("--questions takes the place of the tasks: omit --tasks and --lengths")
-    results_module: Any = question_results if questions is not None else family_results if timed else results
     rates = keep_rates or ("0.05,0.1,0.2,0.3,0.5,1" if questions is None else "1")
     settings = run.EvalSettings(
         target=str(target),
         speculator=None if speculator is None else str(speculator),
         endpoint=endpoint,
         keep_rates=values(rates, float, "--keep-rates"),
-        tasks=tuple(TASKS) if tasks is None else values(tasks, str, "--tasks"),
+        tasks=tuple(TASKS) if tasks is None else expanded(values(tasks, str, "--tasks")),
         lengths=values(lengths or "1024,4096", int, "--lengths"),
         samples=samples,
         seed=seed,
@@ -153,4 +161,5 @@ def evaluate(
         target_options=read_options(target_options, "--target-options"),
         speculator_options=read_options(speculator_options, "--speculator-options"),
     )
-    measure(results_module, lambda report: run.run(settings, report), json_file, plot_file)
+    results_module: Any = question_results if questions is not None else published if settings.by_ways else results
+    measure(family_results if timed else results_module, lambda report: run.run(settings, report), json_file, plot_file)

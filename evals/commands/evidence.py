@@ -14,7 +14,9 @@ from skim_common.models.source import located
 
 def evidence(
     speculator: Speculator = Path("demo_models/speculator"),
-    tasks: Annotated[str, typer.Option(metavar="TASK[,TASK...]", help="Tasks of skim eval.")] = "single_needle",
+    tasks: Annotated[
+        str, typer.Option(metavar="TASK[,TASK...]", help="Tasks or families of skim eval.")
+    ] = "single_needle",
     ways: Annotated[
         str, typer.Option(metavar="WAY[;WAY...]", help="Ways of scoring, with semicolons between them.")
     ] = "look-ahead;question;lexical",
@@ -31,11 +33,12 @@ def evidence(
     """How often a selection keeps all evidence of the answer, with the speculator alone."""
     from cluster.commands.selection_flags import read_options
     from evals.run import evidence_kept as benchmark
+    from evals.tasks.registry import expanded
 
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     settings = benchmark.EvidenceSettings(
         speculator=located(str(speculator), Path.cwd()),
-        tasks=values(tasks, str, "--tasks"),
+        tasks=expanded(values(tasks, str, "--tasks")),
         ways=tuple(way.strip() for way in ways.split(";")),
         keep_rates=tuple(numbers(keep_rates, "--keep-rates", 0.001, 1)),
         prompt_tokens=prompt_tokens,

@@ -60,7 +60,7 @@ def outcomes(result: dict[str, Any]) -> dict[Case, list[Outcome]]:
     for sample in result["samples"]:
         scores = {(name, rate): (score, read) for name, rate, score, read in sample["scores"]}
         dense, prompt = scores[DENSE, 1.0][0], sample["prompt"]
-        where = sample["task"], sample["document"], prompt
+        where = sample["task"], sample.get("document") or sample["seed"], prompt
         for case, (score, read) in scores.items():
             found[case].append(Outcome(*where, score, dense, read / prompt))
     return found
@@ -123,13 +123,13 @@ def against_dense(result: dict[str, Any], case: Case = (DEFAULT, 0.0)) -> str:
     """A way against dense over all sets, with its worst set."""
     of_all, (name, worst) = whole(result, case), worst_set(result, case)
     return (
-        f"score {100 * of_all.score:.0f}, dense {100 * of_all.dense:.0f} ({_points(of_all)}); {of_all.kept:.2f} of the"
-        f" prompt kept; worst set {name}: {100 * worst.score:.0f}, dense {100 * worst.dense:.0f} ({_points(worst)})"
+        f"score {100 * of_all.score:.0f}, dense {100 * of_all.dense:.0f} ({points(of_all)}); {of_all.kept:.2f} of the"
+        f" prompt kept; worst set {name}: {100 * worst.score:.0f}, dense {100 * worst.dense:.0f} ({points(worst)})"
     )
 
 
-def _points(found: Figure, what: str = "difference ") -> str:
-    """The interval, where there is one: resampled scores that are all equal, or of few documents, give none."""
+def points(found: Figure, what: str = "difference ") -> str:
+    """The interval, if there is one: resampled scores that are all equal, or of few documents, give none."""
     if not found.worse + found.better:
         return "no score differs"
     if found.documents < DOCUMENTS:
@@ -167,7 +167,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         for case, answers in found.items():
             if case[0] != DENSE:
                 of_case = figure(answers[at] for at in members)
-                score = f"{100 * of_case.score:.0f} ({_points(of_case, '')})"
+                score = f"{100 * of_case.score:.0f} ({points(of_case, '')})"
                 shown = [f"{of_case.kept:.2f}", f"{100 * of_case.dense:.0f}", score]
                 rows.append([group, str(of_case.n), _name(case), *shown, f"{of_case.worse}, {of_case.better}"])
     return ["questions", "n", "way", "kept", DENSE, "score", "worse, better"], rows

@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.report.machine import in_words
 from evals.report import hooks, options
 from evals.report.summary import slug, summary
+from evals.tasks.registry import REPLACED
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -73,6 +74,10 @@ SUBJECTS = {
         Section("evidence", "Evidence kept by a selection", "evals.run.evidence_kept"),
         Section("calibrate", "Calibration of a pair", "evals.calibration.measure"),
     ),
+    "Published benchmarks": (
+        Section("published", "Tasks of published benchmarks", "evals.results.published"),
+        Section("retained", "Evidence kept, tasks of published benchmarks", "evals.run.evidence_kept"),
+    ),
     "On a GPU": (
         Section("gpu-ttft", "On a GPU: time to first token", "benchmarks.gpu.ttft"),
         Section("gpu-decode", "On a GPU: decoding", "benchmarks.gpu.decode"),
@@ -87,8 +92,13 @@ SECTIONS = tuple(section for sections in SUBJECTS.values() for section in sectio
 def report(results: Path = RESULTS) -> str:
     """The text of docs/results.md. Raises FileNotFoundError if a file of the summary is missing."""
     pages = {section.title: slug(subject) for subject, sections in SUBJECTS.items() for section in sections}
-    links = [f"- [{subject}]({DETAILS.name}/{slug(subject)}.md): {_contents(subject, results)}" for subject in SUBJECTS]
+    links = [f"- [{one}]({DETAILS.name}/{slug(one)}.md): {_contents(one, results)}" for one in subjects(results)]
     return "\n".join([summary(results, pages), "## Details\n", *links, ""])
+
+
+def subjects(results: Path = RESULTS) -> list[str]:
+    """Those with a result."""
+    return [name for name, sections in SUBJECTS.items() if any(_files(section, results) for section in sections)]
 
 
 def _contents(subject: str, results: Path) -> str:
@@ -112,7 +122,12 @@ def _tasks(files: Sequence[Path]) -> list[str]:
     for file in files:
         for task, what in json.loads(file.read_text(encoding="utf-8")).get("tasks", {}).items():
             tasks.setdefault(task, what)
-    return ["## Tasks\n", *(f"- `{task}`: {what}" for task, what in tasks.items()), ""] if tasks else []
+    return ["## Tasks\n", *(f"- `{task}`: {what}{_today(task)}" for task, what in tasks.items()), ""] if tasks else []
+
+
+def _today(task: str) -> str:
+    """What became of a recorded task that the code has no more."""
+    return f" Since then replaced by `{REPLACED[task]}`." if task in REPLACED else ""
 
 
 def draw(folder: Path, results: Path = RESULTS) -> None:
@@ -151,7 +166,7 @@ if __name__ == "__main__":
     draw(PAGE.parent / PLOTS)
     PAGE.write_text(report(), encoding="utf-8")
     DETAILS.mkdir(exist_ok=True)
-    for subject in SUBJECTS:
+    for subject in subjects():
         (DETAILS / f"{slug(subject)}.md").write_text(details(subject), encoding="utf-8")
     hooks.write()
     options.write()

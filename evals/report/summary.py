@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from evals.report.claims import AGAINST, SHOWN, Claim
@@ -43,8 +43,14 @@ def summary(results: Path, pages: Mapping[str, str]) -> str:
     parts = [_HEAD]
     for heading, claims in (("What is shown", SHOWN), ("What speaks against it", AGAINST)):
         head = ["| what | figure | measured on | details |", "| --- | --- | --- | --- |"]
-        parts += [f"## {heading}\n", "\n".join([*head, *(_row(claim, results, pages) for claim in claims), ""])]
+        rows = (_row(claim, results, pages) for claim in present(claims, results))
+        parts += [f"## {heading}\n", "\n".join([*head, *rows, ""])]
     return "\n".join([*parts, _NOT_SHOWN])
+
+
+def present(claims: Sequence[Claim], results: Path) -> list[Claim]:
+    """The claims without those that wait for their result."""
+    return [claim for claim in claims if not claim.awaited or (results / f"{claim.source}.json").exists()]
 
 
 def anchor(title: str) -> str:

@@ -136,30 +136,41 @@ def describe(result: dict[str, Any]) -> str:
 
 
 MANY = 5
-"""From this number of tasks on, the table and the plot show all tasks together."""
+"""From this number of tasks on, the table and the plot show all tasks of a published benchmark, or all others,
+together."""
 
 
-def shown_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of the result; with many tasks, those of all tasks together."""
-    tasks, settings = result["tasks"], result["settings"]
+def _groups(tasks: Sequence[str]) -> dict[str, list[str]]:
+    """The tasks that are shown together, by a name."""
     if len(tasks) < MANY:
-        return list(result["rows"])
-    rows = []
-    for way in settings["ways"]:
-        for rate in settings["keep_rates"]:
-            same = [row for row in result["rows"] if (row["way"], row["keep_rate"]) == (way, rate)]
-            kept, of = (sum(row[name] for row in same) for name in ("kept", "of"))
-            low, high = wilson(kept / of, of)
-            row = {"task": f"{len(tasks)} tasks", "way": way, "keep_rate": rate, "kept": kept, "of": of}
-            rows.append(row | {"low": low, "high": high})
+        return {task: [task] for task in tasks}
+    found: dict[str, list[str]] = {}
+    for task in tasks:
+        found.setdefault(task.split("/")[0] if "/" in task else "", []).append(task)
+    return {name or f"{len(same)} tasks": same for name, same in found.items()}
+
+
+def shown_rows(result: dict[str, Any], groups: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """The rows of the result, those of a group's tasks together."""
+    rows, settings = [], result["settings"]
+    for name, tasks in groups.items():
+        for way in settings["ways"]:
+            for rate in settings["keep_rates"]:
+                at = (way, rate)
+                same = [r for r in result["rows"] if (r["way"], r["keep_rate"]) == at and r["task"] in tasks]
+                kept, of = (sum(row[part] for row in same) for part in ("kept", "of"))
+                low, high = wilson(kept / of, of)
+                row = {"task": name, "way": way, "keep_rate": rate, "kept": kept, "of": of}
+                rows.append(row | {"low": low, "high": high})
     return rows
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """A row for each task and way, a column for each keep rate."""
-    rates = result["settings"]["keep_rates"]
+    """A row for each group of tasks and way, also for each published task alone; a column for each keep rate."""
+    rates, tasks = result["settings"]["keep_rates"], list(result["tasks"])
+    groups = _groups(tasks) | {task: [task] for task in tasks if "/" in task}
     rows = []
-    for (task, way), found in groupby(shown_rows(result), key=lambda row: (row["task"], row["way"])):
+    for (task, way), found in groupby(shown_rows(result, groups), key=lambda row: (row["task"], row["way"])):
         cells = [f"{row['kept'] / row['of']:.3f} ({row['low']:.2f} to {row['high']:.2f})" for row in found]
         rows.append([task, way, *cells])
     return ["task", "way", *(f"keep {rate:g}" for rate in rates)], rows
@@ -167,7 +178,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def plot(result: dict[str, Any], path: Path) -> None:
     """The share of prompts over the keep rate, a panel per task and a line per way."""
-    shown = shown_rows(result)
+    shown = shown_rows(result, _groups(list(result["tasks"])))
     tasks = list(dict.fromkeys(row["task"] for row in shown))
     with plots.figure(path, result, panels=len(tasks)) as axes:
         for axis, task in zip(axes, tasks, strict=True):

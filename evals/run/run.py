@@ -14,7 +14,7 @@ from benchmarks.report.statistics import wilson
 from evals.questions.endpoint import QuestionEndpoint
 from evals.questions.file import read_questions
 from evals.questions.samples import QuestionSample, draw
-from evals.questions.ways import WAYS, QuestionEngines
+from evals.questions.ways import DEFAULT, NO_DOCUMENT, WAYS, QuestionEngines
 from evals.run import turns
 from evals.run.ask import Answer, Asker, Case, Engines, load_tokenizer, model_name
 from evals.run.endpoint import Endpoint
@@ -41,7 +41,8 @@ class EvalSettings:
     (`evals.run.turns`). about: what those documents are. timed: number of samples whose cases are
     timed, one after the other; they are spread over the tasks and lengths. resume: the file of `evals.run.journal`.
     explain: the folder for `evals.run.failure_pages`. questions: a file of `evals.questions.file`, whose questions take
-    the place of `tasks`; samples is then the number per set, and the selectors are `evals.questions.ways`.
+    the place of `tasks`; samples is then the number per set. The selectors are `evals.questions.ways` with questions,
+    and where DEFAULT is one of them.
     """
 
     target: str
@@ -68,9 +69,14 @@ class EvalSettings:
     speculator_options: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def by_ways(self) -> bool:
+        """The default, and others with as many tokens as it keeps, are compared."""
+        return self.questions is not None or DEFAULT in self.selectors
+
+    @property
     def known_selectors(self) -> Mapping[str, Selector]:
         """The selectors that can be measured, by name."""
-        if self.questions is not None:
+        if self.by_ways:
             return WAYS
         return SELECTORS if self.turns == 1 else turns.SELECTORS
 
@@ -123,8 +129,12 @@ def _check(settings: EvalSettings) -> None:
         raise SkimError("give the pair by --target and --speculator, or --endpoint and --target (for its tokenizer)")
     if settings.endpoint is not None and settings.turns > 1:
         raise SkimError("turns are measured with engines in this process: give --speculator, not --endpoint")
-    if settings.questions is not None and (settings.turns > 1 or settings.timed):
-        raise SkimError("questions of a file have no turns and are not timed: omit --turns and --timed")
+    if settings.by_ways and (settings.turns > 1 or settings.timed):
+        raise SkimError(
+            f"questions of a file have no turns and are not timed, nor is {DEFAULT!r}: omit --turns and --timed"
+        )
+    if settings.questions is None and settings.by_ways and NO_DOCUMENT in settings.selectors:
+        raise SkimError(f"{NO_DOCUMENT!r} is for questions of a file: give --questions, or omit this selector")
     if settings.timed and (settings.endpoint is not None or settings.turns > 1):
         raise SkimError("--timed needs engines in this process, and the tasks: omit --endpoint and --turns")
     if settings.explain and (settings.endpoint is not None or settings.turns > 1):
@@ -171,7 +181,7 @@ def _asker(settings: EvalSettings) -> Asker:
         "max_tokens": settings.max_tokens,
     }
     chosen: dict[str, Any] = {"selectors": settings.selectors}
-    if settings.endpoint is not None and settings.questions is not None:
+    if settings.endpoint is not None and settings.by_ways:
         return QuestionEndpoint(settings.endpoint, tokenizer=load_tokenizer(settings.target), **chosen, **shared)
     if settings.endpoint is not None:
         return Endpoint(settings.endpoint, **chosen, **shared)
@@ -183,7 +193,7 @@ def _asker(settings: EvalSettings) -> Asker:
     }
     if settings.turns > 1:
         return turns.TurnEngines(settings.target, settings.speculator, **chosen, **shared)
-    engines = Engines if settings.questions is None else QuestionEngines
+    engines = QuestionEngines if settings.by_ways else Engines
     return engines(settings.target, settings.speculator, **chosen, **shared)
 
 

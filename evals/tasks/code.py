@@ -1,4 +1,4 @@
-"""Questions about the code of real functions of the standard library."""
+"""Questions about the code of real functions of the standard library; one of them is RepoQA's."""
 
 import ast
 import random
@@ -8,7 +8,9 @@ from evals.tasks.quiz import Frame, Quiz
 from evals.tasks.source_texts import Function, functions, some_code
 
 INTRODUCTION = "Below are some Python functions. Read them, then answer the question at the end."
-OTHER_ERRORS = 3
+OTHER_ERRORS, OTHER_FUNCTIONS = 3, 4
+SHORTEST = 6
+"""Words of a description, at least."""
 SHORT = 500
 """Characters of a function that stands beside the one that is asked for, at most."""
 CONSTANTS = ("None", "True", "False")
@@ -25,7 +27,7 @@ def default_value(tokens: int, rng: random.Random) -> Quiz:
     if value in CONSTANTS:
         others |= set(CONSTANTS) - {value}
     question = f"What is the default value of the parameter `{asked}` of the function `{function.name}`?"
-    evidence = (_signature(function),)
+    evidence = (function.signature,)
     return _about(function, question, "Answer with the value only.", value, others, evidence, (), tokens, rng)
 
 
@@ -41,7 +43,7 @@ def raised_error(tokens: int, rng: random.Random) -> Quiz:
     question = f"Which exception does the function `{function.name}` raise?"
     hint = "Answer with the name of the exception only."
     raised = next(node for node in ast.walk(function.node) if isinstance(node, ast.Raise))
-    evidence = (_signature(function), _with_line_before(function, raised))
+    evidence = (function.signature, _with_line_before(function, raised))
     return _about(function, question, hint, error, set(others), evidence, tuple(others.values()), tokens, rng)
 
 
@@ -52,9 +54,30 @@ def returned_value(tokens: int, rng: random.Random) -> Quiz:
     function, value = rng.choice(_that_return_a_constant())
     question = f"What does the function `{function.name}` return if none of its earlier return statements is reached?"
     others = set(CONSTANTS) - {value}
-    evidence = (_signature(function), _with_line_before(function, function.node.body[-1]))
+    evidence = (function.signature, _with_line_before(function, function.node.body[-1]))
     hint = "Answer with the returned value only."
     return _about(function, question, hint, value, others, evidence, (), tokens, rng)
+
+
+def repoqa(tokens: int, rng: random.Random) -> Quiz:
+    """As RepoQA's needle function search (arXiv 2406.06025): a description, the first sentence of a docstring, asks for
+    one of many functions, which are shown without docstrings. In RepoQA a model writes the description, the answer is
+    the whole function, and repositories of five languages are shown. Metric: the answer names the function, and none of
+    four others that have docstrings.
+    """
+    several = rng.sample(_described(), 1 + OTHER_FUNCTIONS)
+    names = [function.name for function, _ in several]
+    frame = Frame(
+        INTRODUCTION,
+        some_code(tokens, rng, without=tuple(function for function, _ in several), documented=False),
+        joint="\n\n",
+        limit=32,
+    )
+    (function, sentence), question = several[0], 'Which of the functions is described by "{}"?'
+    needles = [one.bare for one, _ in rng.sample(several, len(several))]
+    hint = "Answer with the name of the function only."
+    evidence = (function.signature,)
+    return Quiz(needles, question.format(sentence), hint, (names[0],), tuple(names[1:]), evidence, frame)
 
 
 def _about(
@@ -75,15 +98,22 @@ def _about(
     return Quiz(needles, question, hint, (expected,), tuple(sorted(excluded)), evidence, frame)
 
 
-def _signature(function: Function) -> str:
-    """The lines before the body."""
-    return "\n".join(function.source.splitlines()[: function.node.body[0].lineno - function.node.lineno])
-
-
 def _with_line_before(function: Function, statement: ast.stmt) -> str:
     """A statement and the line before it, which makes it unique in most documents."""
     lines, first = function.source.splitlines(), statement.lineno - function.node.lineno
     return "\n".join(lines[first - 1 : (statement.end_lineno or statement.lineno) - function.node.lineno + 1])
+
+
+@cache
+def _described() -> list[tuple[Function, str]]:
+    """Functions with the first sentence of their docstrings, which is that of no other and does not name them."""
+    found: dict[str, list[Function]] = {}
+    for function in functions():
+        sentence = " ".join((ast.get_docstring(function.node) or "").split("\n\n")[0].split()).split(". ")[0]
+        words = sentence.lower().split()
+        if len(function.node.body) > 2 and len(words) >= SHORTEST and function.name.lower() not in words:
+            found.setdefault(sentence, []).append(function)
+    return [(same[0], f"{sentence.rstrip('.')}.") for sentence, same in found.items() if len(same) == 1]
 
 
 @cache

@@ -6,39 +6,21 @@ pair can answer some of the tasks; all tasks suit any instruct model. Everything
 """
 
 import random
-import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from typing import Any, Literal, Protocol
 
 from demo_models.documents import filler_sentence
-
-SMALLEST = 0.6
-"""Two unrelated English sentences share up to half of their characters in order, so less than this is no quotation."""
-
-
-def overlap(passage: str, answer: str) -> float:
-    """The similarity of two texts, from SMALLEST to 1, or 0 if it is less.
-
-    It is difflib's ratio: twice the number of characters in matching blocks, divided by the characters of both texts.
-    White space counts as one space, and quotation marks around the answer do not count. An answer that repeats much
-    more than the passage is therefore no quotation.
-    """
-    wanted, given = _plain(passage), _plain(answer)
-    # autojunk ignores frequent characters of long texts.
-    ratio = SequenceMatcher(None, wanted, given, autojunk=False).ratio()
-    return ratio if ratio >= SMALLEST else 0.0
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split()).strip("\"'`*>“” ")
-
+from evals.tasks.metrics import Scheme, stated
 
 Style = Literal["instruct", "plain"]
 Count = Callable[[str], int]
 Message = dict[str, Any]
 """A chat message as in OpenAI's API."""
+
+CONTEXT = "{context}"
+"""The place of the document in a template."""
 
 INTRODUCTION = "The notes below hold some facts among other sentences. Read them, then answer the question at the end."
 
@@ -51,6 +33,10 @@ class Frame:
     used in this order; None generates sentences. joint: stands between two parts.
     calls: the messages between the question and the document, which is then the result of a tool. earlier: questions
     and answers of earlier turns, whose first turn holds the document.
+    template: the whole message of a published benchmark, with CONTEXT in the document's place; both styles are then the
+    same. sized: makes the document from a number, with which its length grows, in place of needles and filler.
+    dialogue: each part is a request and, from the next line on, the answer to it; they are the turns before the
+    question. system: the system prompt. limit: most tokens of the answer.
     """
 
     introduction: str = INTRODUCTION
@@ -58,6 +44,11 @@ class Frame:
     joint: str = " "
     calls: tuple[Message, ...] = ()
     earlier: tuple[tuple[str, str], ...] = ()
+    template: str = ""
+    sized: Callable[[int], str] | None = field(default=None, compare=False)
+    dialogue: bool = False
+    system: str = ""
+    limit: int | None = None
 
 
 class Scored(Protocol):
@@ -80,8 +71,8 @@ class Quiz:
 
     needles: parts that the document must hold, in this order. hint: the form of the answer, for the style instruct.
     expected: words that the answer must state. excluded: words that it must not state. evidence: the texts of the
-    prompt that the answer follows from, wherever they occur (`evals.selection.evidence`). quoted: the answer must
-    repeat the only text in `expected`.
+    prompt that the answer follows from, wherever they occur (`evals.selection.evidence`). metric: scores an answer
+    (`evals.tasks.metrics`).
     """
 
     needles: list[str]
@@ -91,25 +82,11 @@ class Quiz:
     excluded: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     frame: Frame = field(default_factory=Frame)
-    quoted: bool = False
+    metric: Callable[[Scheme, str], float] = stated
 
     def score(self, answer: str) -> float:
-        """The share of `expected` that `answer` states as whole words; 0 if it states any of `excluded`.
-
-        This is RULER's string_match_all with `excluded` added; otherwise an answer with all candidates would be right.
-        For a quoted text, the overlap of its characters with the answer's (`evals.tasks.quiz`).
-        """
-        if self.quoted:
-            return overlap(self.expected[0], answer)
-        # 4,821 counts as 4821. A list such as 4821,3920 stays two numbers.
-        text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", answer)
-        if any(_states(text, wrong) for wrong in self.excluded):
-            return 0.0
-        return sum(_states(text, right) for right in self.expected) / len(self.expected)
-
-
-def _states(text: str, word: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
+        """From 0 to 1, by the metric."""
+        return self.metric(self, answer)
 
 
 def ask(quiz: Quiz, style: Style) -> str:
@@ -124,22 +101,23 @@ def _line(question: str, quiz: Quiz, style: Style) -> str:
 def compose(quiz: Quiz, tokens: int, style: Style, count: Count, rng: random.Random) -> str:
     """The message with the document: the needles among filler and, in a user's message, a question on the last line.
 
-    tokens: smallest length of this message and the tool calls before it, measured by `count`; it is exceeded by at most
-    one part of the filler. style: plain has only document and question, as the demo pair expects them; instruct also
-    has an introduction and the form of the answer.
+    tokens: smallest length of this message and of those before it, measured by `count`; it is exceeded by at most one
+    part of the filler. style: plain has only document and question, as the demo pair expects them; instruct also has an
+    introduction and the form of the answer.
     Raises ValueError if the needles alone are longer, and if the filler is too short.
     """
     frame = quiz.frame
-    first = [frame.introduction] if style == "instruct" and not frame.calls else []
-    question = [] if frame.calls else [_line(frame.earlier[0][0], quiz, style) if frame.earlier else ask(quiz, style)]
     tokens -= sum(count(message["content"]) for message in frame.calls)
+    tokens -= count(frame.system) if frame.system else 0
+    if frame.sized is not None:
+        document = _sized(frame.sized, tokens, lambda document: count(_around(quiz, document, style)))
+        return _around(quiz, document, style)
 
     def message(parts: list[str]) -> str:
-        return "\n".join([*first, frame.joint.join(parts), *question])
+        return _around(quiz, frame.joint.join(parts), style)
 
     length = count(message(quiz.needles))
-    if length > tokens:
-        raise ValueError(f"what is asked takes {length} tokens, more than {tokens}: ask for longer prompts")
+    _check(length, tokens)
     parts, filler = _filler(frame, rng), []
     while length < tokens:
         filler.append(next(parts))
@@ -148,6 +126,32 @@ def compose(quiz: Quiz, tokens: int, style: Style, count: Count, rng: random.Ran
     while count(message([*filler, *quiz.needles])) < tokens:
         filler.append(next(parts))
     return message(_mixed(quiz.needles, filler, rng))
+
+
+def _around(quiz: Quiz, document: str, style: Style) -> str:
+    """The message that holds the document."""
+    frame = quiz.frame
+    if frame.dialogue:
+        return document
+    if frame.template:
+        return frame.template.replace(CONTEXT, document)
+    first = [frame.introduction] if style == "instruct" and not frame.calls else []
+    question = [] if frame.calls else [_line(frame.earlier[0][0], quiz, style) if frame.earlier else ask(quiz, style)]
+    return "\n".join([*first, document, *question])
+
+
+def _sized(make: Callable[[int], str], tokens: int, length: Callable[[str], int]) -> str:
+    """The smallest document that `make` gives whose message has at least `tokens` tokens."""
+    least = most = 10
+    _check(length(make(least)), tokens)
+    while length(make(most)) < tokens:
+        most += 1 + most // 4
+    return make(bisect_left(range(most), tokens, lo=least, key=lambda size: length(make(size))))
+
+
+def _check(length: int, tokens: int) -> None:
+    if length > tokens:
+        raise ValueError(f"what is asked takes {length} tokens, more than {tokens}: ask for longer prompts")
 
 
 def _filler(frame: Frame, rng: random.Random) -> Iterator[str]:
@@ -164,7 +168,12 @@ def converse(quiz: Quiz, document: str, style: Style) -> list[Message]:
     frame = quiz.frame
     if frame.calls:
         return [{"role": "user", "content": ask(quiz, style)}, *frame.calls, {"role": "tool", "content": document}]
-    messages = [{"role": "user", "content": document}]
+    if frame.dialogue:
+        turns = [part.split("\n", 1) for part in document.split(frame.joint)]
+        spoken = [text for turn in turns for text in turn] + [quiz.question]
+        return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(spoken)]
+    messages = [{"role": "system", "content": frame.system}] if frame.system else []
+    messages.append({"role": "user", "content": document})
     following = [_line(question, quiz, style) for question, _ in frame.earlier[1:]]
     for (_, answer), next_question in zip(frame.earlier, [*following, ask(quiz, style)], strict=bool(frame.earlier)):
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": next_question}]

@@ -2,34 +2,38 @@
 
 import inspect
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from evals.tasks import aggregation, associations, prose, retrieval, tool_results
+from evals.tasks import associations, prose, retrieval, tool_results
 from evals.tasks import code as code_tasks
-from evals.tasks import movements as moves
-from evals.tasks import retrieval as order
+from evals.tasks.babilong import BABILONG
+from evals.tasks.ifeval import IFEVAL
+from evals.tasks.mrcr import mrcr
 from evals.tasks.quiz import Count, Message, Quiz, Scored, Style, compose, converse
+from evals.tasks.ruler import RULER
 from skim_common.errors import SkimError
 
-FAMILIES: dict[str, dict[str, Callable[[int, random.Random], Quiz]]] = {
-    "needles": {
-        "single_needle": retrieval.single_needle,
-        "multi_key": retrieval.multi_key,
-        "multi_query": retrieval.multi_query,
-        "multi_value": retrieval.multi_value,
-        "needle_in_prose": prose.needle_in_prose,
-    },
+Make = Callable[[int, random.Random], Quiz]
+
+
+def _of(benchmark: str, tasks: Mapping[str, Make]) -> dict[str, Make]:
+    return {f"{benchmark}/{name}": make for name, make in tasks.items()}
+
+
+FAMILIES: dict[str, dict[str, Make]] = {
+    "ruler": _of("ruler", RULER),
+    "babilong": _of("babilong", BABILONG),
+    "repoqa": _of("repoqa", {"description": code_tasks.repoqa}),
+    "mrcr": _of("mrcr", {"4_needles": mrcr}),
+    "ifeval": _of("ifeval", IFEVAL),
+    "scbench": _of("scbench", {"turn_4": prose.multi_turn}),
+    "needles": {"single_needle": retrieval.single_needle, "multi_key": retrieval.multi_key},
     "no shared words": {"association": associations.association, "trade": associations.trade},
     "order": {
-        "first_or_last": order.first_or_last,
-        "last_update": order.last_update,
-        "nth_record": order.nth_record,
-    },
-    "multi-hop": {
-        "variable_tracking": aggregation.variable_tracking,
-        "location": moves.location,
-        "carried": moves.carried,
+        "first_or_last": retrieval.first_or_last,
+        "last_update": retrieval.last_update,
+        "nth_record": retrieval.nth_record,
     },
     "code": {
         "default_value": code_tasks.default_value,
@@ -43,15 +47,27 @@ FAMILIES: dict[str, dict[str, Callable[[int, random.Random], Quiz]]] = {
         "log_lines": tool_results.log_lines,
     },
     "agent loop": {"agent_loop": tool_results.agent_loop},
-    "counting": {
-        "counting": aggregation.counting,
-        "most_frequent": aggregation.most_frequent,
-    },
-    "listing": {"listing": prose.listing},
+    "counting": {"counting": retrieval.counting},
     "summary": {"summary": prose.summary},
-    "conversation": {"fourth_turn": prose.fourth_turn},
 }
-"""The tasks of each family. The mean over all families counts each family once."""
+"""The tasks of each family. The mean over all families counts each family once. The tasks of a published benchmark have
+its name before a slash; what differs from it is said where they are made."""
+
+PUBLISHED = ("ruler", "babilong", "repoqa", "mrcr", "ifeval", "scbench")
+"""The families whose tasks are those of published benchmarks."""
+
+REPLACED = {
+    "multi_query": "ruler/niah_multiquery",
+    "multi_value": "ruler/niah_multivalue",
+    "needle_in_prose": "ruler/niah_multikey_1",
+    "variable_tracking": "ruler/vt",
+    "most_frequent": "ruler/fwe",
+    "listing": "ruler/niah_multivalue",
+    "location": "babilong/qa1",
+    "carried": "babilong/qa2",
+    "fourth_turn": "scbench/turn_4",
+}
+"""Tasks of recorded results that the code has no more, and what asks for the same in their place."""
 
 TASKS = {name: make for tasks in FAMILIES.values() for name, make in tasks.items()}
 
@@ -89,6 +105,11 @@ class Sample:
         return family_of(self.task)
 
 
+def expanded(names: Sequence[str]) -> tuple[str, ...]:
+    """The tasks of the names, each once; the name of a family stands for its tasks."""
+    return tuple(dict.fromkeys(task for name in names for task in FAMILIES.get(name, (name,))))
+
+
 def describe(task: str) -> str:
     """The task and its metric: the docstring of its function on one line."""
     return " ".join((inspect.getdoc(TASKS[task]) or "").split())
@@ -113,7 +134,7 @@ def make_samples(
 
 def sample_of(
     task: str,
-    make: Callable[[int, random.Random], Quiz],
+    make: Make,
     length: int,
     seed: str,
     style: Style,
@@ -127,4 +148,4 @@ def sample_of(
     except ValueError as error:
         raise SkimError(f"task {task} at length {length}: {error}") from None
     *history, last = converse(quiz, document, style)
-    return Sample(task, length, quiz, last["content"], seed, tuple(history), last["role"])
+    return Sample(task, length, quiz, last["content"], seed, tuple(history), last["role"], quiz.frame.limit)

@@ -1,16 +1,17 @@
-"""Tasks that ask for the values of records: RULER's needles in a haystack (arXiv 2404.06654, section 3).
+"""Tasks that ask for the values of records, in the words that the demo pair knows.
 
 A record is a sentence such as "The price of the golden kettle is 4821."; its key is the attribute with the thing. In a
-document with distractors, a quarter of the text is records of other keys, whose words repeat.
+document with distractors, a quarter of the text is records of other keys, whose words repeat. Here also: counting.
 """
 
 import random
 from dataclasses import replace
 
-from demo_models.documents import ADJECTIVES, ATTRIBUTES, NOUNS, Record
+from demo_models.documents import ADJECTIVES, ATTRIBUTES, FILLER_WORDS, NOUNS, Record
 from evals.tasks.quiz import Quiz
 
 UPDATES = 4
+MOST_COUNTED = 9
 
 
 def first_or_last(tokens: int, rng: random.Random) -> Quiz:
@@ -46,8 +47,6 @@ def _one_of(times: int, asked: int, tokens: int, rng: random.Random) -> Quiz:
 
 
 ONE_NUMBER = "Answer with the number only."
-ALL_NUMBERS = "Answer with the numbers only, separated by commas."
-ASKED_AT_ONCE = 4
 TOKENS_PER_DISTRACTOR = 45
 
 WORDING = "{opening} the {order}{attribute} of the {adjective} {noun}?"
@@ -80,22 +79,15 @@ def multi_key(tokens: int, rng: random.Random) -> Quiz:
     return Quiz(needles, question, ONE_NUMBER, (asked.value,), evidence=(asked.sentence(),))
 
 
-def multi_query(tokens: int, rng: random.Random) -> Quiz:
-    """Four records among many with other keys; one question asks for all four. Metric: share of the values stated."""
-    found = with_distractors(ASKED_AT_ONCE, tokens, rng)
-    asked = rng.sample(found, ASKED_AT_ONCE)
-    *most, last = [f"the {r.attribute} of the {r.adjective} {r.noun}" for r in asked]
-    question = f"What are {', '.join(most)} and {last}?"
-    evidence = tuple(r.sentence() for r in asked)
-    return Quiz([r.sentence() for r in found], question, ALL_NUMBERS, tuple(r.value for r in asked), evidence=evidence)
-
-
-def multi_value(tokens: int, rng: random.Random) -> Quiz:
-    """Four records of one key among filler sentences; the question asks for all values. Metric: share of the values
-    that the answer states.
+def counting(tokens: int, rng: random.Random) -> Quiz:
+    """The bells of four places rang three to nine times each; the question asks how often one of them rang.
+    Metric: the answer states the count and no other number from one to nine.
     """
-    found = records(ASKED_AT_ONCE, rng)
-    one = found[0]
-    needles = [Record(one.attribute, one.adjective, one.noun, r.value).sentence() for r in found]
-    question = f"What are all the values of the {one.attribute} of the {one.adjective} {one.noun}?"
-    return Quiz(needles, question, ALL_NUMBERS, tuple(r.value for r in found), evidence=tuple(needles))
+    places = rng.sample(FILLER_WORDS["place"], 4)
+    counts = [rng.randint(3, MOST_COUNTED) for _ in places]
+    needles = [f"The bell of the {p} rang." for p, n in zip(places, counts, strict=True) for _ in range(n)]
+    rng.shuffle(needles)
+    question = f"How many times did the bell of the {places[0]} ring?"
+    others = tuple(str(n) for n in range(1, MOST_COUNTED + 1) if n != counts[0])
+    evidence = (f"The bell of the {places[0]} rang.",)
+    return Quiz(needles, question, "Answer with one number in digits.", (str(counts[0]),), others, evidence)

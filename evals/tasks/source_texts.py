@@ -49,6 +49,20 @@ class Function:
     source: str
     node: ast.FunctionDef
 
+    @property
+    def signature(self) -> str:
+        """The lines before the body."""
+        return "\n".join(self.source.splitlines()[: self.node.body[0].lineno - self.node.lineno])
+
+    @property
+    def bare(self) -> str:
+        """The source without its docstring."""
+        if ast.get_docstring(self.node) is None:
+            return self.source
+        lines, text = self.source.splitlines(), self.node.body[0]
+        after = (text.end_lineno or text.lineno) - self.node.lineno + 1
+        return "\n".join([self.signature, *lines[after:]])
+
 
 @cache
 def paragraphs() -> tuple[str, ...]:
@@ -81,10 +95,14 @@ def some_prose(tokens: int, rng: random.Random, without: tuple[str, ...] = ()) -
     return _enough([part for part in paragraphs() if part not in without], tokens, rng)
 
 
-def some_code(tokens: int, rng: random.Random, without: tuple[Function, ...] = ()) -> tuple[str, ...]:
-    """Different functions in random order, for a document of `tokens` tokens. without: functions to leave out."""
+def some_code(
+    tokens: int, rng: random.Random, without: tuple[Function, ...] = (), *, documented: bool = True
+) -> tuple[str, ...]:
+    """Different functions in random order, for a document of `tokens` tokens. without: functions to leave out.
+    documented: with their docstrings.
+    """
     names = {function.name for function in without}
-    return _enough([f.source for f in functions() if f.name not in names], tokens, rng)
+    return _enough([f.source if documented else f.bare for f in functions() if f.name not in names], tokens, rng)
 
 
 def _enough(pool: list[str], tokens: int, rng: random.Random) -> tuple[str, ...]:

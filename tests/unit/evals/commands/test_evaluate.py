@@ -43,6 +43,26 @@ def test_questions_about_your_own_texts(skim, tmp_path):
     assert "worst set " in " ".join(ran.out.split())
 
 
+def test_a_published_benchmark_by_its_name(skim, tmp_path):
+    file, plot = tmp_path / "published.json", tmp_path / "published.png"
+    options = ("--engine", "mock", "--lengths", 4096, "--samples", 1, "--keep-rates", 1, "--tasks", "ifeval,mrcr")
+    asked = (*options, "--selectors", "default;BM25")
+    ran = skim("eval", *PAIR, *asked, "--json", file, "--plot", plot)
+    assert ran.code == 0, ran.err
+    result = json.loads(file.read_text())
+    assert result["settings"]["tasks"] == ["ifeval/system", "ifeval/middle", "mrcr/4_needles"]
+    assert [[case[:2] for case in sample["scores"]] for sample in result["samples"]] == [
+        [["dense", 1.0], ["default", 0.0], ["BM25", 0.0]]
+    ] * 3
+    assert "It loses points in: " in " ".join(ran.out.split())
+    assert plot.stat().st_size > 0
+    for more, message in (("--timed", "nor is 'default'"), ("--turns", "nor is 'default'")):
+        ran = skim("eval", *PAIR, *asked, more, 2)
+        assert (ran.code, message in ran.error) == (2, True)
+    ran = skim("eval", *PAIR, *options, "--selectors", "default;no document")
+    assert (ran.code, "'no document' is for questions of a file" in ran.error) == (2, True)
+
+
 def test_questions_take_the_place_of_tasks(skim, tmp_path):
     ran = skim("eval", *PAIR, *SMALL, "--questions", written(tmp_path / "questions.jsonl"))
     assert (ran.code, ran.error.strip()) == (

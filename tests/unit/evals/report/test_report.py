@@ -9,17 +9,31 @@ import pytest
 from benchmarks.engines.decode_engines import MODES
 from benchmarks.latency import ttft_results
 from benchmarks.report import plots
-from evals.questions import results as answers
-from evals.report.__main__ import DETAILS, PAGE, PLOTS, ROOT, SECTIONS, SUBJECTS, details, draw, figures, report
+from evals.report import readme
+from evals.report.__main__ import (
+    DETAILS,
+    PAGE,
+    PLOTS,
+    ROOT,
+    SECTIONS,
+    SUBJECTS,
+    details,
+    draw,
+    figures,
+    report,
+    subjects,
+)
 from evals.report.claims import AGAINST, BENCH_KEEP, SHOWN
-from evals.report.summary import anchor, slug, summary
+from evals.report.summary import anchor, present, slug, summary
 from evals.results import lengths
 from evals.results.comparison import ALL
 from evals.selection.selectors import GUARDED, GUARDED_LONG, GUARDED_WHOLE, GUARDED_WINDOWS
+from evals.tasks.registry import REPLACED, TASKS
 from kv_transfer.options import HEADS_COVERAGE, LONG_COVERAGE, LONG_FROM
 from router.options.request import PrefillOptions
 
 README = ROOT / "README.md"
+CLAIMS = present((*SHOWN, *AGAINST), ROOT / "benchmarks" / "results")
 PAGES = {section.title: "page" for section in SECTIONS}
 
 CPU_MS = {"router": 1.234, "speculator": 2.0, "target": 1.5, "front proxy": 0.5, "rest of Ray": 7.0}
@@ -45,8 +59,8 @@ def pages(results: Path) -> str:
 
 def test_the_committed_pages_are_the_generated_ones() -> None:
     assert PAGE.read_text() == report(), "run make results"
-    assert {file.stem for file in DETAILS.iterdir()} == {slug(subject) for subject in SUBJECTS}
-    for subject in SUBJECTS:
+    assert {file.stem for file in DETAILS.iterdir()} == {slug(subject) for subject in subjects()}
+    for subject in subjects():
         assert (DETAILS / f"{slug(subject)}.md").read_text() == details(subject), "run make results"
 
 
@@ -99,18 +113,46 @@ def test_the_quality_in_the_readme_is_that_of_the_results() -> None:
     found = lengths.by_length(result)
     whole = found.pop(lengths.ALL_LENGTHS).figure(ALL, (GUARDED, 0.0))
     assert f"0.5B for 1.5B, {whole.n} prompts, {result['machine']['usable_cores']} CPU cores)" in README.read_text()
-    rows = [line for line in README.read_text().splitlines() if re.match(r"[\d,]+ \|", line)]
+    rows = [line for line in README.read_text().splitlines() if re.match(r"[\d,]+\|", line)]
     figures = {length: comparison.figure(ALL, (GUARDED, 0.0)) for length, comparison in found.items()}
     assert rows == [
-        f"{length:,} | {100 * of.score:.0f} | {100 * of.dense:.0f} | {of.kept:.2f} | {of.time:.2f}"
+        f"{length:,}|{100 * of.score:.0f}|{100 * of.dense:.0f}|{of.kept:.2f}|{of.time:.2f}"
         for length, of in figures.items()
     ]
 
 
-def test_the_answers_to_people_in_the_readme_are_those_of_the_results() -> None:
-    result = committed("answers-default")
-    figure = answers.against_dense(result).split(";")[0]
-    assert f"{len(result['samples'])} [questions of people](docs/results.md): {figure}." in README.read_text()
+def test_the_first_table_of_the_readme_is_that_of_the_results() -> None:
+    results, text = ROOT / "benchmarks" / "results", README.read_text()
+    measured = text.split("## Measured")[1]
+    assert measured.index(readme.table(results)) == measured.index("what|"), "natural questions, then RULER, then speed"
+    assert readme.losses(results) in " ".join(text.split())
+
+
+def test_a_new_result_changes_what_the_readme_must_say(tmp_path: Path) -> None:
+    """The negative control: the README fails with another result, and with that of the published benchmarks."""
+    for name in ("answers-default", "answers-bamboo", "questions-bamboo", "lengths-qwen-long"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(committed(name)))
+    before = readme.table(tmp_path)
+    answers_now = committed("answers-default")
+    answers_now["samples"] = answers_now["samples"][:10]
+    (tmp_path / "answers-default.json").write_text(json.dumps(answers_now))
+    assert readme.table(tmp_path) != before
+    assert readme.table(tmp_path).splitlines()[2].startswith("answers|10|")
+    published = {"samples": [_published(task, n, kept) for n in (4096, 8192) for task, kept in (("vt", 1), ("cwe", 0))]}
+    (tmp_path / "published.json").write_text(json.dumps(published))
+    assert readme.table(tmp_path).splitlines()[-2:] == [
+        f"RULER, {n} tokens|2|100|50 (too few documents)|100|0.25" for n in ("4,096", "8,192")
+    ]
+    assert readme.losses(tmp_path) == "Tasks that lose points: ruler/cwe -100."
+    (tmp_path / "questions-bamboo.json").unlink()
+    with pytest.raises(FileNotFoundError):
+        readme.table(tmp_path)
+
+
+def _published(task: str, length: int, default: float) -> dict:
+    scores = [["dense", 1.0, 1, length], ["default", 0.0, default, length // 4], ["BM25", 0.0, 1, length // 4]]
+    where = {"task": f"ruler/{task}", "family": "ruler", "length": length, "seed": f"{task} {length}"}
+    return {**where, "prompt": length, "scores": scores}
 
 
 @pytest.mark.parametrize("file", [file for _, file in figures()], ids=lambda file: file.stem)
@@ -226,7 +268,7 @@ def test_the_page_begins_with_what_is_shown_and_what_is_not() -> None:
     headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
     assert headings == ["What is shown", "What speaks against it", "What is not shown", "Details"]
     links = re.findall(r"\]\(results/([^)]+\.md#[^)]+)\)", page)
-    assert len(links) == len(SHOWN) + len(AGAINST)
+    assert len(links) == len(CLAIMS)
     assert set(links) <= {
         f"{slug(subject)}.md#{anchor(section.title)}" for subject, sections in SUBJECTS.items() for section in sections
     }
@@ -234,7 +276,7 @@ def test_the_page_begins_with_what_is_shown_and_what_is_not() -> None:
 
 
 def test_a_figure_of_the_first_page_follows_from_its_file(tmp_path: Path) -> None:
-    for claim in (*SHOWN, *AGAINST):
+    for claim in CLAIMS:
         (tmp_path / f"{claim.source}.json").write_text(json.dumps(committed(claim.source)))
     changed = committed("refusals") | {"ratio": 0.25}
     (tmp_path / "refusals.json").write_text(json.dumps(changed))
@@ -254,7 +296,7 @@ def test_a_number_comes_from_its_file(results: Path) -> None:
 
 
 def test_a_result_that_is_older_than_the_code_says_so_on_both_pages(tmp_path: Path) -> None:
-    for claim in (*SHOWN, *AGAINST):
+    for claim in CLAIMS:
         (tmp_path / f"{claim.source}.json").write_text(json.dumps(committed(claim.source)))
     (tmp_path / "hostile.json").write_text(json.dumps(committed("hostile") | {"older": "the front has changed since"}))
     assert "HTTP, mock engines; *older than the code*: the front has changed since |" in summary(tmp_path, PAGES)
@@ -265,6 +307,14 @@ def test_a_result_names_only_what_the_code_still_has_or_says_that_it_is_older() 
     for file in (ROOT / "benchmarks" / "results").glob("decode*.json"):
         result = json.loads(file.read_text())
         assert ("older" in result) == (not set(result["modes"]) <= set(MODES)), file.stem
+
+
+def test_a_task_of_a_result_is_in_the_code_or_the_page_says_what_replaced_it() -> None:
+    measured = {task for _, file in figures() for task in json.loads(file.read_text()).get("tasks", {})}
+    assert {task for task in measured - TASKS.keys() - REPLACED.keys() if not task.startswith("turn ")} == set()
+    for task in measured & REPLACED.keys():
+        [line] = re.findall(rf"^- `{task}`: .+$", details("Answer quality"), re.MULTILINE)
+        assert line.endswith(f"Since then replaced by `{REPLACED[task]}`.")
 
 
 def test_each_task_is_described_once() -> None:

@@ -45,6 +45,13 @@ def test_the_table_has_a_row_for_each_task_and_way(result):
     assert "6 prompts per task" in describe(result)
 
 
+def test_the_tasks_of_a_published_benchmark_have_rows_together_and_alone():
+    tasks = ("babilong/qa4", "babilong/qa5", "scbench/turn_4", "single_needle", "multi_key")
+    settings = replace(SETTINGS, tasks=tasks, ways=("lexical",), prompt_tokens=3000, prompts=1)
+    rows = [row[0] for row in table(run(settings))[1]]
+    assert rows == ["babilong", "scbench", "2 tasks", *tasks[:3]]
+
+
 def test_a_run_that_was_cut_off_goes_on(tmp_path, monkeypatch, result):
     settings = replace(SETTINGS, journal=tmp_path / "run.jsonl")
     run(replace(settings, prompts=2))

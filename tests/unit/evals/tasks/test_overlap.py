@@ -2,7 +2,7 @@
 
 import pytest
 
-from evals.tasks.quiz import SMALLEST, overlap
+from evals.tasks.metrics import SMALLEST, overlap
 from evals.tasks.source_texts import paragraphs
 
 PASSAGE = "The queue can be closed while items are still waiting, and those are then returned in their order."

@@ -1,0 +1,64 @@
+"""What the README says of quality: a table of natural questions, then of RULER, and which tasks lose."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from evals.questions import results as answers
+from evals.questions.ways import BM25, DEFAULT
+from evals.results import lengths, published
+from evals.results.comparison import Comparison
+from evals.selection.selectors import GUARDED
+
+KEEP = 0.2
+MOST_NAMED = 3
+"""Tasks that the sentence on losses names, at most."""
+BENCHMARK = "ruler"
+
+
+def table(results: Path) -> str:
+    """The rows of both kinds. Those of RULER begin when its result is there; other files must be there."""
+    rows = [["what", "n", "dense", "Skim", "BM25", "kept"], ["---"] * 6, *_people(results), *_benchmark(results)]
+    return "\n".join("|".join(row) for row in rows)
+
+
+def losses(results: Path) -> str:
+    """The tasks, or families of tasks as long as those are not measured, in which Skim without an option loses."""
+    if (results / "published.json").exists():
+        named = published.lost(_read(results, "published")).split(", ")
+        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+        return f"Tasks that lose points: {', '.join(named[:MOST_NAMED])}{more}."
+    comparison = Comparison(lengths.with_default(_read(results, "lengths-qwen-long")) | {"timings": []})
+    figures = {name: comparison.figure(name, (GUARDED, 0.0)).difference[0] for name in comparison.families}
+    lost = sorted((mean, name) for name, mean in figures.items() if 100 * mean <= -0.5)
+    return f"Tasks that lose points: {', '.join(f'{name} {100 * mean:+.0f}' for mean, name in lost) or 'none'}."
+
+
+def _people(results: Path) -> Iterator[list[str]]:
+    for source, rate in (("answers-default", 0.0), ("answers-bamboo", KEEP)):
+        result = _read(results, source)
+        name = f"answers{f', keep {rate:g}' if rate else ''}{' (older)' if 'older' in result else ''}"
+        yield _row(name, answers.whole(result, (DEFAULT, rate)), answers.whole(result, (BM25, rate)))
+    rows = [row for row in _read(results, "questions-bamboo")["rows"] if row["keep_rate"] == KEEP]
+    for row, bm25 in zip(rows[::2], rows[1::2], strict=True):
+        assert (row["way"], bm25["way"], row["set"]) == ("heads, windows", "lexical", bm25["set"])
+        shares = [f"{100 * one['gold']:.0f}" for one in (row, bm25)]
+        yield [f"evidence kept, {row['set']}", str(row["of"]), "", *shares, f"{KEEP:g}"]
+
+
+def _benchmark(results: Path) -> Iterator[list[str]]:
+    if (results / "published.json").exists():
+        for name, of in published.figures(_read(results, "published")).items():
+            if name.startswith(f"{BENCHMARK},"):
+                yield _row(name.replace(BENCHMARK, "RULER"), of[DEFAULT, 0.0], of[BM25, 0.0])
+
+
+def _row(name: str, of: answers.Figure, bm25: answers.Figure) -> list[str]:
+    points = answers.points(of, "")
+    shown = [f"{100 * of.dense:.0f}", f"{100 * of.score:.0f} ({points})", f"{100 * bm25.score:.0f}"]
+    return [name, str(of.n), *shown, f"{of.kept:.2f}"]
+
+
+def _read(results: Path, name: str) -> dict[str, Any]:
+    return json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
