@@ -71,12 +71,12 @@ lock: ## pin all dependencies in requirements/cpu.lock and gpu.lock
 	CUSTOM_COMPILE_COMMAND='make lock' build/lock/bin/python -m piptools compile --quiet --strip-extras \
 		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
 		--unsafe-package torchvision --unsafe-package torchaudio --unsafe-package torchcodec \
-		--unsafe-package nixl-cu12 --extra cpu --extra batch --extra bench --extra split --extra dev \
+		--unsafe-package nixl-cu12 --extra cpu --extra batch --extra bench --extra mcp --extra split --extra dev \
 		$(if $(UPGRADE),--upgrade) \
 		--output-file requirements/cpu.lock pyproject.toml requirements/cpu.in
 	CUSTOM_COMPILE_COMMAND='make lock' build/lock/bin/python -m piptools compile --quiet --strip-extras \
 		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
-		--unsafe-package nixl-cu12 --extra gpu --extra batch --extra split $(if $(UPGRADE),--upgrade) \
+		--unsafe-package nixl-cu12 --extra gpu --extra batch --extra mcp --extra split $(if $(UPGRADE),--upgrade) \
 		--output-file requirements/gpu.lock pyproject.toml requirements/gpu.in
 
 clean: ## remove .venv and all caches

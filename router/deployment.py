@@ -51,7 +51,8 @@ OTHERS_ATTEMPTS = 12
 class RouterDeployment:
     """One router replica. It holds a tokenizer and no weights.
 
-    model: the target's folder or hub name. prefill: the prefill half of a split target. served_model_names: as clients
+    target: None with `select_only`. model: the target's folder or hub name, else the speculator's. prefill: the prefill
+    half of a split target. served_model_names: as clients
     send them. vllm_options: of `vllm serve`, as in `router.vllm_front.app.ServedModel`. settings: fields of
     RouterConfig. defaults: the deployment's PrefillOptions and SpeculationOptions, by the names `prefill` and `decode`;
     what `settings` says of them holds. headroom: fields of each PoolHeadroom, by pool. traces: see `create_tracer`.
@@ -60,7 +61,7 @@ class RouterDeployment:
     def __init__(
         self,
         speculator: DeploymentHandle,
-        target: DeploymentHandle,
+        target: DeploymentHandle | None,
         *,
         prefill: DeploymentHandle | None = None,
         model: str,

@@ -8,7 +8,7 @@ import threading
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -23,6 +23,9 @@ from cluster.commands.plan import app as plan_commands
 from skim_common.errors import SkimError
 from skim_common.proxies import call_directly
 
+if TYPE_CHECKING:
+    from cluster.config.schema import DeploymentConfig
+
 SERVING = "Serving"
 TOOLS = "One model at a time"
 
@@ -32,6 +35,7 @@ LAZY: dict[str | None, dict[str, str]] = {
         "top": "cluster.commands.top:top",
         "demo": "demo_models.demo:demo",
         "batch": "cluster.batch.command:batch",
+        "mcp": "cluster.commands.mcp:mcp",
     },
     TOOLS: {
         "pairs": "cluster.commands.pairs:pairs",
@@ -140,6 +144,9 @@ class RouterFlags:
 
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None
+    select_only: Annotated[
+        bool | None, typer.Option("--select-only", help="No target: MODEL is the speculator, for /v1/select alone.")
+    ] = None
 
 
 @app.command(
@@ -182,18 +189,20 @@ def serve(
     what, flags = read_words(words or [], [flag for option in ctx.command.params for flag in option.opts])
     config = Path(what) if what is not None and what.endswith((".yaml", ".yml")) else None
     if what is not None and config is None:
-        if target is not None:
-            raise SkimError(f"the target is given twice: {what} and --target {target}; keep one of them")
-        target = Path(what)
+        name, given = ("speculator", speculator) if router.select_only else ("target", target)
+        if given is not None:
+            raise SkimError(f"the {name} is given twice: {what} and --{name} {given}; keep one of them")
+        target, speculator = (target, Path(what)) if router.select_only else (Path(what), speculator)
     deployment = config_from_flags(
         config,
         {
+            **({"target": {}} if router.select_only else {}),  # the file's
             # Other engines know other options than the file's vLLM.
             **({"target.engine_options": {}, "speculator.engine_options": {}} if engine not in (None, "vllm") else {}),
             **flags,
             "target.model": target,
             **({} if tensor_parallel is None else {"target.tensor_parallel": tensor_parallel}),
-            "target.engine": engine,
+            "target.engine": None if router.select_only else engine,
             "speculator.model": speculator,
             "speculator.engine": engine,
             "selection.keep_rate": keep_rate_value(keep_rate),
@@ -207,14 +216,14 @@ def serve(
     from cluster.serve.deployment import deployed
     from cluster.serve.watch import Changes, RayGoneError, watch
 
-    console.print(f"Starting [bold]{deployment.served_model_name}[/]: speculator, target, router")
+    console.print(f"Starting [bold]{deployment.served_model_name}[/]: {', '.join(deployment.pools)}, router")
     try:
         with deployed(deployment, address=address, progress=lambda line: console.print(f"  {line}")) as url:
             stop = threading.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 # Only now: starting Ray installs handlers of its own.
                 signal.signal(number, lambda *_: stop.set())
-            _announce(url, deployment.served_model_name, " (Ctrl-C stops it)")
+            _announce(url, deployment, " (Ctrl-C stops it)")
             watch(stop, Changes(lambda line: console.print(f"  {line}", markup=False, soft_wrap=True)))
             console.print("Stopping: running answers are finished first")
     except RayGoneError as error:
@@ -239,7 +248,7 @@ def deploy(
     from cluster.serve.deployment import deploy
 
     url = deploy(deployment, address, progress=lambda line: console.print(f"  {line}"))
-    _announce(url, deployment.served_model_name)
+    _announce(url, deployment)
 
 
 @app.command(rich_help_panel=SERVING)
@@ -253,8 +262,10 @@ def status(
         raise typer.Exit(1)
 
 
-def _announce(url: str, model: str, how_it_stops: str = "") -> None:
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "..."}]})
+def _announce(url: str, config: "DeploymentConfig", how_it_stops: str = "") -> None:
+    chat = "chat/completions", {"messages": [{"role": "user", "content": "..."}]}
+    path, asked = ("select", {"text": "...", "question": "..."}) if config.router.select_only else chat
+    body = json.dumps({"model": config.served_model_name, **asked})
     console.print(f"\nReady at [bold]{url}/v1[/]{how_it_stops}\n")
-    curl = f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'\n"
+    curl = f"  curl {url}/v1/{path} -H 'content-type: application/json' \\\n    -d '{body}'\n"
     console.print(curl, markup=False, soft_wrap=True)

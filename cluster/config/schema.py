@@ -108,6 +108,27 @@ class DeploymentConfig(BaseModel):
         False, description="the model folders are on the pools' machines, perhaps not on this one"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _front_of_the_speculator(cls, settings: Any) -> Any:
+        """Without a target, the HTTP front has the speculator's model."""
+        router, speculator = (settings.get(name) for name in ("router", "speculator"))
+        if isinstance(router, dict) and router.get("select_only") is True and isinstance(speculator, dict):
+            target = settings.get("target") or {}
+            if isinstance(target, dict) and "model" in speculator:
+                return {**settings, "target": {"model": speculator["model"], **target}}
+        return settings
+
+    @model_validator(mode="after")
+    def _no_target(self) -> Self:
+        front = {"model": self.speculator.model, "engine_options": self.front_options}
+        if self.router.select_only and self.target != TargetConfig.model_validate(front):
+            raise ValueError(
+                "target: no target runs with router.select_only: leave this section out, or keep of it the"
+                " engine_options that the HTTP front reads; the speculator's flags are --speculator.FLAG"
+            )
+        return self
+
     @model_validator(mode="after")
     def _large_targets_only(self) -> Self:
         if self.speculator.nodes_per_replica > 1 or self.speculator.pipeline_parallel > 1:
@@ -132,7 +153,9 @@ class DeploymentConfig(BaseModel):
 
     @property
     def pools(self) -> dict[str, PoolConfig]:
-        """The pools by name: speculator, target, and prefill where the target is split."""
+        """The pools by name: speculator, target unless it selects only, and prefill where the target is split."""
+        if self.router.select_only:
+            return {"speculator": self.speculator}
         prefill = {"prefill": self.target.prefill} if self.target.prefill else {}
         return {"speculator": self.speculator, "target": self.target, **prefill}
 
@@ -147,5 +170,6 @@ class DeploymentConfig(BaseModel):
 
     def with_pools(self, pools: Mapping[str, PoolConfig]) -> "DeploymentConfig":
         """The same deployment with other pools. pools: all of them, by the names of the property `pools`."""
-        target = pools["target"].model_copy(update={"prefill": pools.get("prefill")})
+        front = self.target.model_copy(update={"model": pools["speculator"].model})
+        target = pools.get("target", front).model_copy(update={"prefill": pools.get("prefill")})
         return self.model_copy(update={"speculator": pools["speculator"], "target": target})

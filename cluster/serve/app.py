@@ -103,7 +103,8 @@ def _with_secrets(settings: Mapping[str, Any], environment: Mapping[str, str]) -
 def build_app(config: DeploymentConfig) -> Application:
     """The application of `config`, ready for `serve.run`."""
     own = {"port": config.channel.port}
-    channel = {**_channel(config.channel), **own} if config.decode.method == "remote" else None
+    drafts = config.decode.method == "remote" and not config.router.select_only
+    channel = {**_channel(config.channel), **own} if drafts else None
     sizes = sizes_of(config)
     pool = _pool("speculator", SpeculatorActor, config.speculator, sizes)
     traces = config.observability.traces.model_dump() if config.observability.traces else None
@@ -115,8 +116,10 @@ def build_app(config: DeploymentConfig) -> Application:
         role = {"kv_role": "decode"}
         pool = _pool("prefill", TargetActor, config.target.prefill, sizes)
         prefill = {"prefill": _bind(pool, _replica(config.target.prefill, traces, kv_role="prefill"))}
-    pool = _pool("target", TargetActor, config.target, sizes)
-    target = _bind(pool, _replica(config.target, traces, **_decoding(config), **role))
+    target = None
+    if "target" in config.pools:
+        pool = _pool("target", TargetActor, config.target, sizes)
+        target = _bind(pool, _replica(config.target, traces, **_decoding(config), **role))
     router = serve.deployment(router_ingress(), name="router").options(
         **sizes["router"],
         **LASTING,

@@ -45,7 +45,7 @@ def check_models(config: DeploymentConfig) -> str | None:
     speculator = config.speculator
     if speculator.engine != "lexical":
         check_speculator(speculator.model, max_model_len=infos["speculator"].max_model_len)
-    if same_tokens(infos["speculator"], infos["target"]):
+    if config.router.select_only or same_tokens(infos["speculator"], infos["target"]):
         return None
     from speculator_service.translation.engine import translation_for  # it imports torch
 

@@ -180,7 +180,9 @@ class Dispatcher:
         note_tokenized(outcome.call.span, outcome)
 
     def _refuse(self, prompt: Prompt, outcome: Outcome) -> None:
-        """Raise InvalidRequestError for what no engine can run, before anything is computed for it."""
+        """Raise SkimError for what no engine can run, before anything is computed for it."""
+        if self.settings.select_only:
+            raise RefusedError(404, "NotFoundError", "no target runs here, so nothing is answered; ask /v1/select")
         call, size = outcome.call, outcome.prompt_tokens
         check_sampling(prompt.sampling)
         call.add_logprobs(first_logprobs(size, prompt.sampling, self.pools.target.vocab_size))

@@ -131,6 +131,12 @@ class RouterConfig(BaseModel):
         "time-out of every proxy before the router; 0: no comments",
     )
 
+    select_only: bool = Field(
+        False,
+        description="no target runs: the endpoint serves /v1/select with the speculator's tokenizer, and no answers; "
+        "target.engine_options are the HTTP front's, and the section `target` has nothing else",
+    )
+
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
         if bool(self.tls_cert) != bool(self.tls_key):

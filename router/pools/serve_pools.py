@@ -56,22 +56,23 @@ _PREFILL_SAMPLING = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
 class ServePools:
     """The pools behind Serve handles. admission_timeout_s: how long a request may wait for a target replica.
 
-    states: no call waits for a pool that is down. prefill: the prefill half of a split target; `target` is then the
-    decode half. intake: that of this router. problem: why the speculator pool is not used yet, and whether a person
-    must repair it.
+    target: None where nothing is answered; prompts are then in the speculator's tokens. states: no call waits for a
+    pool that is down. prefill: the prefill half of a split target; `target` is then the decode half. intake: that of
+    this router. problem: why the speculator pool is not used yet, and whether a person must repair it.
     """
 
     def __init__(
         self,
         speculator: DeploymentHandle,
-        target: DeploymentHandle,
+        target: DeploymentHandle | None,
         admission_timeout_s: float,
         states: PoolStates,
         prefill: DeploymentHandle | None = None,
         intake: IntakeLock | None = None,
     ) -> None:
         self._admission_timeout_s, self._states = admission_timeout_s, states
-        self._handles = {"speculator": speculator, "target": target, **({"prefill": prefill} if prefill else {})}
+        handles = {"speculator": speculator, "target": target, "prefill": prefill}
+        self._handles = {pool: handle for pool, handle in handles.items() if handle is not None}
         self._streaming = {pool: streaming_bytes(handle) for pool, handle in self._handles.items()}
         self._cold_start = ColdStart(self._handles, states.answered)
         self._meeting: asyncio.Task[None] | None = None
@@ -87,6 +88,9 @@ class ServePools:
 
         Raises EngineUnavailableError if a replica dies meanwhile, and SkimError if the models do not fit together.
         """
+        if "target" not in self._handles:
+            self.target = self.speculator = await self._info("speculator")
+            return
         self.target, speculator = await asyncio.gather(self._info("target"), self._info_while_up("speculator"))
         if speculator is not None:
             self._meet(speculator)

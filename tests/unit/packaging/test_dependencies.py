@@ -23,6 +23,7 @@ ENGINE = ("cpu", "gpu")
 MAY_IMPORT = {
     "benchmarks": (*ENGINE, "bench"),
     "cluster/batch": ("batch",),
+    "cluster/commands/mcp.py": ("mcp",),
     "evals": (*ENGINE, "bench"),
     "router/vllm_front": ENGINE,
     "speculator_service/scoring/triton_kernels.py": ENGINE,
@@ -141,7 +142,7 @@ def test_each_distribution_has_one_bound() -> None:
 
 @pytest.mark.parametrize(
     ("lock", "extras"),
-    [("cpu", ("cpu", "batch", "bench", "split", "dev")), ("gpu", ("gpu", "batch", "split"))],
+    [("cpu", ("cpu", "batch", "bench", "mcp", "split", "dev")), ("gpu", ("gpu", "batch", "mcp", "split"))],
     ids=["cpu", "gpu"],
 )
 def test_the_lock_pins_what_is_declared(lock: str, extras: tuple[str, ...]) -> None:

@@ -52,7 +52,27 @@ def test_every_example_is_valid_and_its_models_exist_or_lie_elsewhere(path):
 
 def test_the_examples_are_these():
     stems = {path.stem for path in EXAMPLES.glob("*.yaml")}
-    assert stems == {"demo", "hub-names", "llama-405b", "llama-70b-1b", "multi-node"}
+    assert stems == {"demo", "hub-names", "llama-405b", "llama-70b-1b", "multi-node", "select-only"}
+
+
+ALONE = "speculator: {model: small}\nrouter: {select_only: true}\n"
+
+
+def test_a_speculator_alone(write, tmp_path):
+    config = load_config(write(ALONE + "target: {engine_options: {api_key: [key]}}\n"))
+    assert (config.served_model_name, list(config.pools)) == ("small", ["speculator"])
+    assert config.target.model == str(tmp_path / "small")
+    assert config.front_options == {"api_key": ["key"]}
+    pinned = config.speculator.model_copy(update={"model": "owner/small@1"})
+    assert config.with_pools({"speculator": pinned}).target.model == "owner/small@1"
+    # The flag drops the target of a file.
+    both = config_from_flags(write(SMALLEST), {"target": {}, "router.select_only": True})
+    assert both == load_config(write(ALONE))
+
+
+@pytest.mark.parametrize("target", ["{model: big}", "{replicas: 2}", "{engine_options: {enforce_eager: true}}"])
+def test_a_target_that_would_not_run_is_refused(write, target):
+    assert "no target runs with router.select_only" in refusal(write(f"{ALONE}target: {target}\n"), {})
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)

@@ -30,6 +30,16 @@ def test_serve_takes_the_config_and_builds_the_same_pools(example):
     assert given | {"max_ongoing_requests": 0} == settings | {"max_ongoing_requests": 0}
 
 
+def test_a_speculator_alone_has_no_pods_for_a_target():
+    service = service_of(load_config(ROOT / "examples" / "select-only.yaml"))
+    groups = [group["groupName"] for group in service["rayClusterConfig"]["workerGroupSpecs"]]
+    [application] = ServeDeploySchema.model_validate(yaml.safe_load(service["serveConfigV2"])).applications
+    assert groups == sorted(deployed(application)) == ["router", "speculator"]
+    speculator, target = serve_app(application.args)._bound_deployment.init_args
+    assert speculator._bound_deployment.init_args[0]["model"] == "/models/speculator"
+    assert target is None
+
+
 def options_of(deployment_config):
     """The options of the config, without the list of the options that were set."""
     return deployment_config.model_dump(exclude={"user_configured_option_names"})
