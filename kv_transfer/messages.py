@@ -210,6 +210,8 @@ class GenerateRequest:
     answered: the last `answered` tokens of the prompt are the start of the answer, which the client already has. They
     count as output tokens for sampling and for max_tokens. The outputs hold only what follows them.
     interval_ms: at least so many milliseconds between two outputs; tokens that come sooner travel with the next ones.
+    scored: the first output has the log probabilities of so many last tokens of a dense prompt. Unlike for
+    `prompt_logprobs`, the prefix cache is used.
     """
 
     request_id: str
@@ -224,10 +226,12 @@ class GenerateRequest:
     envelope: Envelope = field(default_factory=Envelope)
     answered: int = 0
     interval_ms: float = 0.0
+    scored: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.answered < self.prompt.token_ids.size:
-            raise ValueError(f"{self.answered} tokens of an answer are not in a prompt of {self.prompt.token_ids.size}")
+        for told in (self.answered, self.scored):
+            if not 0 <= told < self.prompt.token_ids.size:
+                raise ValueError(f"{told} tokens of an answer are not in a prompt of {self.prompt.token_ids.size}")
         begin = self.prompt.context_length - self.answered
         if self.answered and (self.prompt.positions[-self.answered :] != begin + np.arange(self.answered)).any():
             raise ValueError("the tokens of the answer must have the last positions of the prompt")
@@ -277,7 +281,8 @@ class Completion:
 class GenerateOutput:
     """Target to router: one output of a stream. `finished` is true on the last output.
 
-    prompt_logprobs: per prompt token (None for the first), only for dense requests that set it.
+    prompt_logprobs: per prompt token (None for the first), only for dense requests that set it; or per `scored` token,
+    None if not all of them were computed.
     cached_tokens: prompt tokens whose KV came from the prefix cache or from another engine. created_tokens: those that
     were computed and written to the prefix cache. timings: milliseconds by part (queue, prefill), on the first output.
     kv_blocks: where the KV blocks are, on the last output of a prefill leg. An unfinished output with prompt_logprobs

@@ -80,11 +80,11 @@ class RouterDeployment:
         self._meter, self._states = RayMeter(), PoolStates(own.pool_down_after_s)
         self._intake = IntakeLock()
         self._pools = ServePools(speculator, target, own.admission_timeout_s, self._states, prefill, self._intake)
-        enabled = {"enabled": own.speculative_prefill, "min_prompt_tokens": own.min_prompt_tokens}
+        named = {"enabled": own.speculative_prefill, "min_prompt_tokens": own.min_prompt_tokens}
         pools = {pool: PoolHeadroom(**fields) for pool, fields in headroom.items()}
         self._dispatcher = Dispatcher(
             self._pools,
-            PrefillOptions.model_validate({**defaults["prefill"], **enabled}),
+            PrefillOptions.model_validate({**defaults["prefill"], **named, "catch_up": own.catch_up}),
             SpeculationOptions.model_validate(dict(defaults["decode"])),
             own,
             self._meter,
@@ -108,6 +108,7 @@ class RouterDeployment:
 
     async def drain(self) -> bool:
         """As `DrainingApp.drain`; who deletes the application asks for it."""
+        self._dispatcher.catch_ups.close()
         return self._front.drain()
 
     async def serves(self) -> bool:

@@ -108,10 +108,23 @@ _ALL = (
     Metric(
         "skim_router_audits_total",
         "counter",
-        "audited requests: agrees or differs (with the dense answer), dropped (load) or failed",
+        "greedy answers that were compared with the dense model: agrees or differs, by kind of prompt",
+        ("outcome", "kind"),
+    ),
+    Metric(
+        "skim_router_audit_agreement",
+        "histogram",
+        "share of such an answer's tokens that the dense model would have chosen, by kind of prompt",
+        ("kind",),
+        _SHARES,
+    ),
+    Metric(
+        "skim_router_catch_ups_total",
+        "counter",
+        "catch-ups that ended: done, next-turn (it came first), dropped (no idle time), evicted, failed or stopped",
         ("outcome",),
     ),
-    Metric("skim_router_audit_agreement", "histogram", "normalised token overlap with the dense answer", (), _SHARES),
+    Metric("skim_router_catch_up_tokens_total", "counter", "tokens that the target read for them"),
     Metric(
         "skim_router_pool_replicas",
         "gauge",

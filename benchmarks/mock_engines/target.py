@@ -104,6 +104,8 @@ class MockTarget(TargetEngine):
             others = [TokenLogprob(id, -99.0, id + 2) for id in range(sampling.prompt_logprobs)]
             told = [None, *([TokenLogprob(id, 0.0, 1), *others] for id in prompt.token_ids[1:].tolist())]
             answers.on_first_output["prompt_logprobs"] = told
+        if request.scored and done.cached_tokens < prompt.token_ids.size - request.scored:
+            answers.on_first_output["prompt_logprobs"] = self._scores(prompt, request.scored)
         left, vocabulary = max_tokens - request.answered, self.info.vocab_size
         tokens = [mock_tokens(asked, left, vocabulary, index, answer).tolist() for index in range(sampling.n)]
         for count, step in enumerate(zip(*tokens, strict=True)):
@@ -117,6 +119,19 @@ class MockTarget(TargetEngine):
                 yield output
             if answers.finished:
                 return
+
+    def _scores(self, prompt: KeptPrompt, scored: int) -> list[list[TokenLogprob] | None]:
+        """Of the last `scored` tokens: rank 1 if the mock would have answered so to what stands before them."""
+        ids = prompt.token_ids
+        begin = ids.size - scored
+        first = KeptPrompt.dense(ids[:begin])
+        likely = [
+            int(mock_tokens(first, 1, self.info.vocab_size, answer=ids[begin:end])[0]) for end in range(begin, ids.size)
+        ]
+        return [
+            [TokenLogprob(id, *((0.0, 1) if id == best else (-99.0, 2)))]
+            for id, best in zip(ids[begin:].tolist(), likely, strict=True)
+        ]
 
     def _store(self, request: GenerateRequest, answers: list[list[int]]) -> None:
         """Hold prompt and answers in the prefix cache. answers: without the last token, whose KV is not computed."""

@@ -13,6 +13,7 @@ END = "<!-- end -->\n"
 HEAD = "| option | default | values | meaning |\n|---|---|---|---|\n"
 MODELS: dict[str, type[BaseModel]] = {option.name: option.model for option in (PREFILL, DECODE)}
 MORE = {
+    "catch_up": "#catch-up",
     "draft_context": "architecture/drafting.md",
     "explain_text": "explain.md",
     "granularity": "#what-is-kept-as-a-whole",

@@ -46,7 +46,7 @@ def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_toke
     _check_extra_args(request)
     check_sampling(request.sampling)
     check_reply_size(first_logprobs(int(request.prompt.token_ids.size), request.sampling, info.vocab_size))
-    if not request.prompt.is_dense and request.sampling.get("prompt_logprobs") is not None:
+    if not request.prompt.is_dense and (request.scored or request.sampling.get("prompt_logprobs") is not None):
         raise InvalidRequestError("prompt_logprobs needs the whole prompt: send the request dense")
     prompt, answer = request.prompt_and_answer()
     kept, context = prompt.token_ids.size, prompt.context_length

@@ -72,7 +72,7 @@ class Admission:
 
     def load(self) -> float:
         """The load of a prompt that arrives now without a deadline, as in Ticket."""
-        if self._is_idle:
+        if self.is_idle:
             return 0.0
         return relative_load(self._wait_ms(Work(), (entry.item.work for entry in self._queue)), self._max_wait_ms)
 
@@ -169,7 +169,7 @@ class Admission:
         order = self._queue.next_order(request.key, request.priority)
         if self._ongoing >= self._most and self._last_behind(order) is None:
             raise OverloadedError("full", "this router has as many requests as it may", self._ends_s)
-        if self._is_idle:
+        if self.is_idle:
             return 0.0
         wait_ms = self._wait_ms(work, (entry.item.work for entry in self._queue if entry.order < order))
         if wait_ms > self._max_wait_ms:
@@ -215,7 +215,8 @@ class Admission:
         return self._speculator.requests
 
     @property
-    def _is_idle(self) -> bool:
+    def is_idle(self) -> bool:
+        """Whether no prompt waits or is read. Answers may run."""
         return not (len(self._queue) or self._speculator.requests or self._target.requests)
 
     def _last_behind(self, order: Order) -> Ticket | None:

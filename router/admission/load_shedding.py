@@ -3,7 +3,7 @@
 The load of a prompt is its predicted wait, divided by the longest wait that is allowed: `max_wait_s`, or what its
 deadline leaves. From each of these shares on, one thing more is left out:
 
-    AUDIT        no dense answers for comparison (`router.dispatch.audit`)
+    CATCH_UP     no reads for later turns (`router.dispatch.catch_up`)
     DRAFT_AHEAD  no drafts before the target asks for them
     DRAFTS       no drafts at all: the speculator then only selects
     KEEP         the smallest keep rate (`min_keep`), which shortens the target's prefill
@@ -15,7 +15,7 @@ Drafts and keep rate are left out only where the request leaves them to the depl
 from kv_transfer.options import DecodeOptions
 from router.options.request import PrefillOptions
 
-AUDIT, DRAFT_AHEAD, DRAFTS, KEEP = 0.1, 0.25, 0.5, 0.75
+CATCH_UP, DRAFT_AHEAD, DRAFTS, KEEP = 0.1, 0.25, 0.5, 0.75
 
 
 def relative_load(wait_ms: float, longest_ms: float) -> float:

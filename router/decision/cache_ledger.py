@@ -78,6 +78,11 @@ class CacheLedger:
         while len(self._blocks) > self._max_blocks:
             self._blocks.popitem(last=False)
 
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        """The pool has lost these blocks."""
+        for block in hashes:
+            self._blocks.pop(block, None)
+
     def _is_old(self, block: _Block | None) -> bool:
         """Whether a block is in the older half of the cache."""
         return block is not None and 2 * (self._written - block.used_at) > self.horizon

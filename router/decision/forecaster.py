@@ -14,7 +14,7 @@ import numpy as np
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import NO_LAYOUT, TextLayout
-from kv_transfer.messages import KeptPrompt, Selection
+from kv_transfer.messages import GenerateOutput, KeptPrompt, Selection
 from kv_transfer.options import AUTO, SHORT_TEXT
 from kv_transfer.prefix_hash import block_hashes
 from router.decision.cache_ledger import BLOCK_TOKENS, CachedPrefix, CacheLedger
@@ -245,6 +245,22 @@ class Forecaster:
             self._speculator_wrote(int(answer.size))
             if forecast.windows is None:
                 self.read.add(whole, hashes, _ends(hashes))
+
+    def read_behind(self, forecast: Forecast, ids: Int32Array, hashes: Sequence[bytes], output: GenerateOutput) -> None:
+        """Learn that the target has read `ids` [N], a beginning of this prompt and its answer, for no client.
+
+        hashes: of its blocks. output: the target's first one.
+        """
+        read = Read.of(int(ids.size), output.cached_tokens)
+        if not output.prompt_logprobs and "prefill" in output.timings:
+            self._target(forecast).measure(read, output.timings["prefill"], output.timings.get("queue", 0.0))
+        for ledger in self._of_target:
+            ledger.wrote(read.tokens)
+        self.dense.add(ids, hashes, _ends(hashes))
+
+    def read_ms(self, forecast: Forecast, size: int, known: int) -> float | None:
+        """The target's milliseconds for a beginning of `size` tokens of this prompt, of which it has `known` cached."""
+        return self._target(forecast).estimate(Read.of(size, known))
 
     def _add(self, ids: Int32Array, hashes: Sequence[bytes], prompt: KeptPrompt) -> None:
         if prompt.is_dense:

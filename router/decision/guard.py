@@ -151,6 +151,12 @@ class Guard:
         self.count(advice.verdict, advice.kind)
         return Decision(False, advice.reason)
 
+    def disagrees(self) -> Decision:
+        """The decision on a prompt whose kind the dense model has answered otherwise too often
+        (`router.decision.agreements`)."""
+        self.count("dense", "agreement")
+        return Decision(False, "guard-agreement")
+
     def distrusts(self, advice: Advice, selection: Selection, layout: TextLayout) -> str | None:
         """Why this prompt runs dense after its selection, in one word; None if the selection stands."""
         if not advice.acts:

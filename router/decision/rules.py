@@ -34,6 +34,9 @@ class Decision:
     reason: str
 
 
+CACHED, PROBE = Decision(False, "cached"), Decision(True, "probe")
+
+
 def decide(traits: RequestTraits, options: PrefillOptions) -> Decision:
     """The first rule that applies makes the prompt dense and gives the reason. No rule: speculative."""
     rules = (

@@ -12,14 +12,15 @@ from kv_transfer.messages import ADAPTER, Envelope, GenerateOutput, GenerateRequ
 from kv_transfer.options import AUTO
 from kv_transfer.windows import WindowPlan
 from router.admission.controller import Admission
-from router.admission.load_shedding import AUDIT
+from router.admission.load_shedding import CATCH_UP
 from router.admission.ticket import Ticket
+from router.decision.agreements import shape_of
 from router.decision.forecaster import Forecaster
 from router.decision.guard import Advice, Guard
-from router.decision.rules import Decision, RequestTraits, decide
+from router.decision.rules import CACHED, PROBE, Decision, RequestTraits, decide
 from router.decision.window_reads import WindowReads
 from router.dispatch.admit import admit, shed_load
-from router.dispatch.audit import Audits
+from router.dispatch.catch_up import CatchUps
 from router.dispatch.generation import Generation
 from router.dispatch.losses import loss_refused
 from router.dispatch.metrics import (
@@ -71,7 +72,14 @@ class Dispatcher:
         self._keys = PrefixKeys() if settings.affinity else None
         self._guard = Guard(meter, enabled=settings.guard, entropy=settings.guard_entropy)
         self.admission = admission or Admission(meter)
-        self.audits = Audits(meter, settings.audit_share, settings.audit_max_ongoing)
+        self.catch_ups = CatchUps(
+            meter,
+            self.forecaster,
+            self.admission,
+            self.selections,
+            audit_share=settings.audit_share,
+            has_home=settings.affinity,
+        )
         self.background = BackgroundTasks()
         fallback = LexicalFallback(pools, enabled=settings.on_speculator_failure == "lexical")
         self._selection = SelectionClient(
@@ -122,8 +130,8 @@ class Dispatcher:
             outcome.decided(prepared, decision)
             call.release_intake()
             async with admit(self.admission, self.forecaster, prepared, call, decision) as ticket:
-                if ticket.load >= AUDIT:
-                    self.audits.drop()
+                if ticket.load >= CATCH_UP:
+                    self.catch_ups.hold()
                 prepared, selection = await self._selection.select(self.pools, prepared, outcome, ticket)
             if selection is None:
                 raise EngineUnavailableError(f"the speculator gave no selection ({outcome.reason}); try again later")
@@ -154,11 +162,13 @@ class Dispatcher:
             self._begin(request_id, outcome)
             self._refuse(prompt, outcome)
             prepared = self._prepare(request_id, prompt, call.request)
+            outcome.caught_up = self.catch_ups.tokens(prepared)
+            self.catch_ups.arrived(prepared)
             decision = self._decide(prepared, outcome)
             call.release_intake()
             async with admit(self.admission, self.forecaster, prepared, call, decision) as ticket:
-                if ticket.load >= AUDIT:
-                    self.audits.drop()
+                if ticket.load >= CATCH_UP:
+                    self.catch_ups.hold()
                 prepared = shed_load(prepared, outcome, ticket, self.meter)
                 prepared, kept = await self._select(prepared, outcome, decision, ticket)
                 record_decision(self.meter, outcome)
@@ -234,11 +244,16 @@ class Dispatcher:
 
     def _decide(self, prepared: Prepared, outcome: Outcome) -> Decision:
         """Whether the prompt runs dense or speculative."""
-        decision = prepared.ruled
+        decision, chat = prepared.ruled, prepared.prompt.rendered.chat
+        outcome.shape = shape_of(chat and chat.roles, has_tools=outcome.call.request.has_tools)
         if decision.speculative and prepared.options.enabled == AUTO:
             decision, outcome.estimate = prepared.forecast.choice, prepared.forecast.estimate
+            if decision == PROBE and outcome.caught_up:
+                decision = CACHED  # a conversation that was caught up stays exact
         if decision.speculative:
             decision = self._guard.before(prepared.advice, decision)
+        if decision.speculative and prepared.advice.acts and not self.catch_ups.agreements.trusts(outcome.shape):
+            decision = self._guard.disagrees()
         outcome.decided(prepared, decision)
         return decision
 
@@ -249,6 +264,8 @@ class Dispatcher:
         if decision.speculative:
             prepared, selection = await self._selection.select(self.pools, prepared, outcome, ticket)
             if selection is not None:
+                if outcome.dropped_tokens:
+                    outcome.catch_up = self.catch_ups.plan(self.pools, prepared, outcome)
                 self._explain(prepared, outcome, selection)
                 if prepared.options.lossy == "refuse" and outcome.dropped_tokens:
                     if selection.kept.session is not None:
@@ -262,7 +279,8 @@ class Dispatcher:
 
     def _explain(self, prepared: Prepared, outcome: Outcome, selection: Selection) -> None:
         """Hold the selection for the explain view."""
-        rendered, made = prepared.prompt.rendered, DecisionMade(outcome.reason, str(outcome.notes.get("guard", "")))
+        rendered, guard = prepared.prompt.rendered, str(outcome.notes.get("guard", ""))
+        made = DecisionMade(outcome.reason, guard, outcome.catch_up_state)
         options, timings = prepared.options, dict(outcome.timings)
         outcome.messages = partial(message_spans, rendered.chat, rendered.offsets)
         explained, held = Explained(selection, options.selection, prepared.layout, timings, made), None
@@ -271,12 +289,10 @@ class Dispatcher:
         self.selections.add(prepared.request_id, Entry(prepared.size, explained, held), outcome.call.request.key)
 
     def _record_answer(self, prepared: Prepared, outcome: Outcome, answer: AnswerRecord, ticket: Ticket) -> None:
-        """Count and learn from a complete answer, and audit a share of them."""
+        """Count and learn from a complete answer, and catch up what it was not made from."""
         self.clients.ended(prepared.size, since_arrival(outcome, prepared.started))
         self.admission.answered(ticket, int(answer.first_token_ids.size))
-        if outcome.call.request.options.enabled == AUTO:
-            loaded = self.admission.load() >= AUDIT
-            self.audits.begin(self.pools, prepared.prompt.rendered.token_ids, answer, loaded=loaded)
+        self.catch_ups.begin(self.pools, prepared, outcome, answer)
 
 
 def _generate_request(prepared: Prepared, kept: KeptPrompt) -> GenerateRequest:

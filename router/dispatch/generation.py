@@ -45,7 +45,7 @@ class Generation:
 
     def __enter__(self) -> Self:
         dispatcher, prepared = self._dispatcher, self._prepared
-        self._context.enter_context(dispatcher.audits.request())
+        self._context.enter_context(dispatcher.catch_ups.request())
         self._context.enter_context(dispatcher.forecaster.sent(prepared.forecast, self._kept))
         self._span = self._context.enter_context(self._outcome.call.span.child(GENERATE, "client"))
         self._tally, self._sent = AnswerTally(self._span, prepared.prompt.sampling), time.perf_counter()

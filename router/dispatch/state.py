@@ -16,6 +16,7 @@ from kv_transfer.limits.target import check_reply_size
 from kv_transfer.messages import Selection
 from kv_transfer.options import SelectionOptions
 from router.admission.ticket import PromptGroup
+from router.decision.catch_up import Plan
 from router.decision.cost_model import Estimate
 from router.decision.rules import Decision
 from router.dispatch.request import Prepared, Prompt, Request
@@ -34,7 +35,8 @@ class Outcome:
     mode: dense or speculative; empty until decided. reason: in one word. estimate: the forecast that chose the mode;
     None if it was not chosen by time. notes: parameters of the reason, see `explained`. selection: None for a dense
     prompt; messages: the places of the chat's. tokens_ahead: N, the look-ahead of a selection. answer_tokens: counted
-    only if the call is traced.
+    only if the call is traced. catch_up: the plan for a prompt that lost tokens. caught_up: tokens at the beginning
+    that catch-ups of earlier turns have read. shape: the kind of prompt for `router.decision.agreements`.
     """
 
     call: "CallState"
@@ -50,6 +52,9 @@ class Outcome:
     selection: Selection | None = None
     messages: Callable[[], Sequence[MessageSpan]] = list
     answer_tokens: int = 0
+    catch_up: Plan | None = None
+    caught_up: int = 0
+    shape: str = ""
 
     @property
     def kept_tokens(self) -> int:
@@ -82,6 +87,16 @@ class Outcome:
         if self.estimate is not None:
             found = {"dense": f"{self.estimate.dense:.0f}", "speculative": f"{self.estimate.speculative:.0f}"}
         return self.reason + "".join(f";{name}={value}" for name, value in {**found, **self.notes}.items())
+
+    @property
+    def catch_up_state(self) -> str:
+        """What becomes of the tokens that the target did not read, as an HTTP structured field (RFC 9651).
+
+        planned or off, with the reason. Of a prompt that lost none: caught-up, if `tokens` of it were read after an
+        earlier turn, or none.
+        """
+        state = str(self.catch_up) if self.catch_up else "caught-up" if self.caught_up else "none"
+        return f"{state};tokens={self.caught_up}" if self.caught_up else state
 
     def decided(self, prepared: Prepared, decision: Decision) -> None:
         """Note the decision, and why."""
@@ -194,6 +209,8 @@ class CallState:
             "x-skim-coverage": [f"{p.coverage:.4f}" for p in self.prompts],
             "x-skim-look-ahead": [str(p.tokens_ahead if p.mode == "speculative" else 0) for p in self.prompts],
         }
+        if any(p.catch_up or p.caught_up for p in self.prompts):
+            values["x-skim-catch-up"] = [p.catch_up_state for p in self.prompts]
         headers = [lengths, *((name, ", ".join(parts)) for name, parts in values.items())]
         return [*headers, ("server-timing", self._server_timing())] if self.answering else headers
 

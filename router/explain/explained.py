@@ -31,11 +31,12 @@ DROPPED = ""
 @dataclass(frozen=True, slots=True)
 class DecisionMade:
     """reason: as in the header `x-skim-reason`, one word. guard: the kind of question for which the guard kept more;
-    empty if it did not.
+    empty if it did not. catch_up: as in the header `x-skim-catch-up`.
     """
 
     reason: str
     guard: str
+    catch_up: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

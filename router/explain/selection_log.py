@@ -6,7 +6,7 @@ It holds numbers. It holds a prompt's text only if the deployment allows it and 
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -43,6 +43,7 @@ class Entry:
     explained: Explained | None = None
     prompt: HeldPrompt | None = None
     migrations: list[Migration] = field(default_factory=list)
+    catch_up: Mapping[str, Any] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -50,12 +51,14 @@ class Entry:
         return held if self.explained is None else held + self.explained.nbytes
 
     def as_json(self, tokens: TokenText | None = None) -> dict[str, Any]:
-        """JSON values: those of `Explained.as_json`, `migrations` if there are any, and `prompt` (`PromptText.as_json`)
-        if its text is held. tokens: the target's token texts."""
+        """JSON values: those of `Explained.as_json`, `catch_up` and `migrations` if there are any, and `prompt`
+        (`PromptText.as_json`) if its text is held. tokens: the target's token texts."""
         if self.explained is None:
             shown: dict[str, Any] = {"prompt_tokens": self.prompt_tokens, "kept_tokens": self.prompt_tokens}
         else:
             shown = self.explained.as_json()
+        if self.catch_up is not None:
+            shown["catch_up"] = dict(self.catch_up)
         if self.migrations:
             shown["migrations"] = [asdict(migration) for migration in self.migrations]
         if self.prompt is not None and tokens is not None:
@@ -96,6 +99,11 @@ class SelectionLog:
         if (key, request_id) not in self._entries:
             self.add(request_id, Entry(prompt_tokens), key)
         self._entries[key, request_id].migrations.append(migration)
+
+    def note_catch_up(self, request_id: str, found: Mapping[str, Any], key: str = "") -> None:
+        """Show how far the request's catch-up is, if its entry is still held."""
+        if (entry := self._entries.get((key, request_id))) is not None:
+            entry.catch_up = found
 
     def get(self, request_id: str, key: str = "") -> Entry | None:
         """Look up by the id in the response body."""

@@ -129,6 +129,7 @@ class SkimMiddleware:
             keep_fields=keep_fields,
             render_only=path.endswith("/render"),
             later_requests=read_later_requests(headers),
+            has_tools=bool(fields.get("tools")),
             caller=caller_of(scope),
             deadline=deadline,
             arrived=arrived,

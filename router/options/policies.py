@@ -46,6 +46,20 @@ Wish = Annotated[Literal["auto", "always", False], PlainValidator(read_wish)]
 KeepField = Annotated[Keep, PlainValidator(read_keep)]
 
 
+OFF: Literal["off"] = "off"
+
+
+def _read_catch_up(value: Any) -> Any:
+    """The value of `catch_up`. YAML reads `off` as false."""
+    if value is False or value in (AUTO, OFF, ALWAYS):
+        return value or OFF
+    raise ValueError("must be auto, off or always")
+
+
+CatchUpWish = Annotated[Literal["auto", "off", "always"], PlainValidator(_read_catch_up)]
+"""auto: where a later turn is likely. always: after every prompt that lost tokens. off: never."""
+
+
 class PolicyOptions(SelectionOptions):
     """The options of the selection that the router carries out, and those that cross the wire."""
 

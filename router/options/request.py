@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from kv_transfer.options import ALWAYS, AUTO, DecodeOptions, SelectionOptions
 from router.options.errors import InvalidOptionError
-from router.options.policies import KEEP_VALUES, Keep, KeepField, PolicyOptions, Role, Wish, read_keep
+from router.options.policies import KEEP_VALUES, CatchUpWish, Keep, KeepField, PolicyOptions, Role, Wish, read_keep
 from skim_common.nesting import too_deep
 from skim_common.validation import problems
 
@@ -50,6 +50,11 @@ class PrefillOptions(PolicyOptions):
     )
     lossy: Literal["allow", "refuse"] = Field(
         "allow", description="refuse: a prompt that would lose tokens gets a 422 in place of an answer"
+    )
+    catch_up: CatchUpWish = Field(
+        AUTO,
+        description="after an answer from a part of the prompt, the target reads all of it in idle time, for the next"
+        " turn to run dense; auto: where a later turn is likely",
     )
     min_prompt_tokens: int = Field(2000, ge=1, description="shorter prompts run dense")
     protected_spans: list[Span] = Field(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from kv_transfer.options import AUTO
-from router.options.policies import Wish
+from router.options.policies import CatchUpWish, Wish
 
 
 def _beside_the_config(file: str, info: ValidationInfo) -> str:
@@ -46,6 +46,7 @@ class RouterConfig(BaseModel):
         AUTO, description="default of the request option `enabled`: auto (or true), always or false"
     )
     min_prompt_tokens: int = Field(2000, ge=1, description="shorter prompts run dense")
+    catch_up: CatchUpWish = Field(AUTO, description="default of the request option `catch_up`: auto, off or always")
     select_timeout_s: float = Field(
         60.0,
         gt=0,
@@ -92,10 +93,8 @@ class RouterConfig(BaseModel):
         0.0,
         ge=0,
         le=1,
-        description="share of the greedy compressed answers under `auto` that are compared with a dense answer",
-    )
-    audit_max_ongoing: int = Field(
-        4, ge=0, description="no audit runs while a router has more requests than this at the target"
+        description="share of the greedy compressed answers under `auto` that are caught up, and so compared with the"
+        " dense model, where no later turn is likely",
     )
     tls_cert: File | None = Field(
         None, description="certificate chain of the endpoint, a PEM file on the machines with a Serve proxy; null: HTTP"

@@ -25,6 +25,7 @@ from actors.ray_hooks.broadcast import replies_of_all
 from actors.ray_hooks.handles import streaming_bytes
 from kv_transfer.messages import ACCEPTED, GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle
 from kv_transfer.reply_pieces import PieceJoiner
+from kv_transfer.sampling import READ_ONLY
 from kv_transfer.wire.codec import decode, encode
 from router.admission.intake_lock import IntakeLock
 from router.pools.affinity_router import by_prefix, where
@@ -48,9 +49,6 @@ MESSAGE_MS = 0.4
 MIN_INTERVAL_MS = 5.0
 """Tokens that come faster share a message: nobody reads so fast."""
 MAX_INTERVAL_MS = 100.0
-
-# The prefill leg must produce one token; the decode leg samples the first token of the answer itself.
-_PREFILL_SAMPLING = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
 
 
 class ServePools:
@@ -193,7 +191,8 @@ class ServePools:
         self._check("target")
         first: GenerateOutput | None = None
         # vLLM computes prompt log probabilities during prefill, so such a request is not split.
-        if "prefill" in self._handles and request.sampling.get("prompt_logprobs") is None:
+        scores = request.scored or request.sampling.get("prompt_logprobs") is not None
+        if "prefill" in self._handles and not scores:
             first = await self._prefilled(request, admitted)
         if first is not None:
             request = replace(request, kv_blocks=first.kv_blocks)
@@ -204,7 +203,8 @@ class ServePools:
 
     async def _prefilled(self, request: GenerateRequest, admitted: Admitted) -> GenerateOutput | None:
         """The output of the prefill leg. None if it failed: the decode half then prefills the prompt itself."""
-        leg = replace(request, sampling=_PREFILL_SAMPLING, prefill_only=True, answered=0)
+        # The decode leg samples the first token of the answer itself.
+        leg = replace(request, sampling=dict(READ_ONLY), prefill_only=True, answered=0)
         attempt = partial(self._outputs, "prefill", admitted=admitted)
         try:
             self._check("prefill")

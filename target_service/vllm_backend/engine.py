@@ -29,7 +29,7 @@ from target_service.drafting.settings import DRAFTING, encode_settings
 from target_service.engine import TargetEngine
 from target_service.vllm_backend.continued_answers import ANSWERED, continue_outputs
 from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
-from target_service.vllm_backend.outputs import generate_output, has_failed
+from target_service.vllm_backend.outputs import SCORING, generate_output, has_failed, last_scores
 from target_service.vllm_backend.speculation.decode_stats import DecodeCounts
 from target_service.vllm_backend.speculation.methods import TargetSamplingParams, checked_decode, speculation_options
 from target_service.vllm_backend.start import find_stat_logger, start_engine
@@ -153,6 +153,8 @@ class VllmTarget(TargetEngine):
                     alone = request.kv_blocks is None and not request.answered
                     if sampling.structured_outputs and alone and has_failed(output):
                         raise InvalidRequestError(UNCOMPILED)
+                    if request.scored:
+                        output.prompt_logprobs = last_scores(output, request)
                     yield await generate_output(output, with_timings=first)
                     first = False
         except VLLMClientError as e:
@@ -174,11 +176,14 @@ class VllmTarget(TargetEngine):
             extra_args["kv_transfer_params"] = blocks
         if request.answered:
             extra_args[ANSWERED] = request.answered
+        fields = {"output_kind": DELTA, **request.sampling, "max_tokens": max_tokens}
+        # vLLM's fast prefill has no hidden states of the prompt; its engine core would die of such a request.
+        if request.scored and not self._engine.vllm_config.cache_config.kv_sharing_fast_prefill:
+            fields |= SCORING
         # Each token of the answer has the same offset as the tokens that this engine will decode.
         prompt, _ = request.prompt_and_answer()
         if not prompt.is_dense:
             extra_args[KEPT_POSITIONS] = encode_positions(prompt.positions, prompt.context_length)
-        fields = {"output_kind": DELTA, **request.sampling, "max_tokens": max_tokens}
         unknown = fields.keys() - set(SamplingParams.__struct_fields__)
         if unknown:
             raise InvalidRequestError(f"vLLM has no sampling parameter {sorted(unknown)[0]!r}")

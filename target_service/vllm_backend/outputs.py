@@ -1,15 +1,31 @@
 """Converts vLLM's RequestOutput into the message for the router."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from vllm.logprobs import LogprobsOnePosition, PromptLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.metrics.stats import RequestStateStats
 
-from kv_transfer.messages import Completion, GenerateOutput, TokenLogprob
+from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, TokenLogprob
 from kv_transfer.reply_pieces import PIECE_LOGPROBS
+
+SCORING: Mapping[str, Any] = {"prompt_logprobs": 0, "skip_reading_prefix_cache": False, "flat_logprobs": True}
+"""Fields of vllm.SamplingParams for a request with `scored`. Unless told, vLLM leaves its prefix cache out for such a
+request. Flat, the V1 runner's row for each token of a prompt takes a few microseconds of the front process."""
+
+
+def last_scores(output: RequestOutput, request: GenerateRequest) -> PromptLogprobs | None:
+    """The rows of the `scored` tokens; None if the request did not compute them all, and the token before them.
+
+    The V1 runner has a row for each token of the prompt, and those of cached tokens are uninitialised; the V2 runner
+    has the rows of computed tokens. The last ones are right on both.
+    """
+    computed = int(request.prompt.token_ids.size) - (output.num_cached_tokens or 0)
+    told = output.prompt_logprobs
+    return told[-request.scored :] if told and computed > request.scored else None
 
 
 async def generate_output(output: RequestOutput, *, with_timings: bool) -> GenerateOutput:

@@ -66,7 +66,8 @@ def test_every_option_is_listed_with_its_default(name: str, options: type[BaseMo
 
 def test_every_header_of_a_response_is_listed() -> None:
     context = CallState(Request(PrefillOptions(), SpeculationOptions().decode), answering=True)
-    context.begin(Prompt(RenderedPrompt(np.ones(1, np.int32)), {}, 1)).mode = "dense"
+    outcome = context.begin(Prompt(RenderedPrompt(np.ones(1, np.int32)), {}, 1))
+    outcome.mode, outcome.caught_up = "dense", 1
     names = {name for name, _ in context.headers()}
     section = PAGE.split("\n## What a response reports\n")[1].lower()
     assert set(re.findall(r"`(x-skim-[\w-]+|server-timing)`", section)) == names

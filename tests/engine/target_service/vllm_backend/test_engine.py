@@ -20,6 +20,7 @@ from tests.engine.target_service.vllm_backend.cases import (
     dense_prompt,
     kept_prompt,
 )
+from tests.engine.target_service.vllm_backend.scored import CHANGED, read, scored_answer
 from tests.engine.target_service.vllm_backend.second_turns import assert_appended_is_right
 from tests.reference.generation_oracle import GenerationOracle, joined
 from tests.reference.segments import in_order, shuffled
@@ -236,6 +237,20 @@ async def test_bad_requests_are_refused(
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
     await engine.check_health()
+
+
+async def test_the_last_tokens_of_a_prompt_are_scored_while_the_prefix_cache_is_used(
+    engine: VllmTarget, oracle: GenerationOracle
+) -> None:
+    seen = await scored_answer(engine, oracle)
+    assert seen["cached"] == 128
+    assert seen["difference"] <= TOLERANCE
+    assert seen["ranks"] == seen["true_ranks"]
+    assert all(seen["ranks"][place] > 1 for place in CHANGED)
+    assert seen["ranks"].count(1) >= 2, "the control: the dense model's own tokens have rank 1"
+    assert seen["again"] is None, "tokens that were not computed have no scores"
+    with pytest.raises(InvalidRequestError, match="whole prompt"):
+        await read(engine, kept_prompt(90, 20), "lossy", 4)
 
 
 @pytest.mark.parametrize(

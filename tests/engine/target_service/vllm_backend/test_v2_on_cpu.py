@@ -40,6 +40,11 @@ def test_the_v2_runner_is_the_oracles(device: str, tmp_path: Path, family: str) 
         assert seen[name]["difference"] <= 1e-3
     assert (seen["cached"]["cached_tokens"], seen["late"]["cached_tokens"]) == (59, 52)
     assert seen["withheld"]["wrong"] > seen["tokens"] / 2
+    scored = seen["scored"]
+    assert scored["cached"] >= 128
+    assert scored["difference"] <= 1e-3
+    assert scored["ranks"] == scored["true_ranks"]
+    assert scored["again"] is None
     # Answers that another replica began; told only as a part of the prompt, the penalties miss their tokens.
     assert len(seen["cut"]) > 2
     assert seen["cut"] == [[]] * len(seen["cut"])

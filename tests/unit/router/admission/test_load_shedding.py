@@ -3,12 +3,20 @@
 import pytest
 
 from kv_transfer.options import DecodeOptions
-from router.admission.load_shedding import AUDIT, DRAFT_AHEAD, DRAFTS, KEEP, least_keep, lighter_decoding, relative_load
+from router.admission.load_shedding import (
+    CATCH_UP,
+    DRAFT_AHEAD,
+    DRAFTS,
+    KEEP,
+    least_keep,
+    lighter_decoding,
+    relative_load,
+)
 from router.options.request import PREFILL, PrefillOptions
 
 
-def test_the_order_is_audit_draft_ahead_drafts_keep_refusal():
-    assert 0 < AUDIT < DRAFT_AHEAD < DRAFTS < KEEP < 1
+def test_the_order_is_catch_up_draft_ahead_drafts_keep_refusal():
+    assert 0 < CATCH_UP < DRAFT_AHEAD < DRAFTS < KEEP < 1
 
 
 @pytest.mark.parametrize(

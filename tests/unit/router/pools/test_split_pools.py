@@ -105,9 +105,10 @@ async def test_a_prompt_that_the_prefill_leg_refuses_is_refused():
     assert target.payloads == []
 
 
-async def test_prompt_log_probabilities_are_made_where_the_answer_is():
+@pytest.mark.parametrize("asked", [{"sampling": {"prompt_logprobs": 1}}, {"scored": 2}])
+async def test_prompt_log_probabilities_are_made_where_the_answer_is(asked):
     pools, target, prefill = split_pools(target=[Reply(*GOOD)])
-    request = GenerateRequest("r", KeptPrompt.dense([1, 2, 3]), {"prompt_logprobs": 1})
+    request = GenerateRequest("r", KeptPrompt.dense([1, 2, 3]), **asked)
     _ = [output async for output in pools.generate(request)]
     assert (prefill.payloads, target.payloads) == ([], [encode(replace(request, interval_ms=MIN_INTERVAL_MS))])
 

@@ -23,6 +23,7 @@ from tests.engine.target_service.vllm_backend.cases import (
     kept_prompt,
 )
 from tests.engine.target_service.vllm_backend.continued import differs, rest, whole
+from tests.engine.target_service.vllm_backend.scored import scored_answer
 from tests.reference.generation_oracle import GenerationOracle, joined
 from tests.reference.models import random_prompt
 from tests.reference.segments import shuffled, with_late_chunk
@@ -72,6 +73,7 @@ async def compare(target: Target, oracle: GenerationOracle) -> dict[str, Any]:
     for name, told in (("cut", True), ("cut_untold", False)):
         rests = await asyncio.gather(*(rest(target, answer, cut, name, told=told) for cut in cuts))
         seen[name] = [differs(answer, cut, outputs) for cut, outputs in zip(cuts, rests, strict=True)]
+    seen["scored"] = await scored_answer(target, oracle)
     seen["runner"], seen["model_state"] = zip(*await target.rpc("names"), strict=True)
     await target.rpc("falsify_positions", "withheld")
     seen["withheld"] = await one(kept_prompt(200, 60, seed=4), "withheld")

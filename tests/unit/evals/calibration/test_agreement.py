@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dispatch import audit as measured
+from evals.calibration import agreement as measured
 
 
 def agreement(answer, other):

@@ -1,0 +1,113 @@
+"""Whether the target reads a skimmed prompt whole after its answer, in which parts, and how fast. Pure.
+
+The next turn of the conversation then finds all of its history in the target's prefix cache and runs dense: exact, and
+as fast as a turn that a stock server has cached (`router.dispatch.catch_up` runs it).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kv_transfer.options import ALWAYS
+from router.decision.cache_ledger import BLOCK_TOKENS
+from router.options.policies import OFF
+from router.options.request import PrefillOptions
+
+CHUNK_TOKENS, LEAST_CHUNK = 2048, 256
+CHUNK_MS = 500.0
+"""A chunk has CHUNK_TOKENS tokens, or fewer if they are expected to take longer than this: a running stream stands
+still while the engine computes one."""
+STREAM_SHARE = 0.9
+"""Running streams keep this share of their speed."""
+FREE_SHARE = 0.5
+"""A conversation of more than this share of a replica's prefix cache would evict too much of the others."""
+LIKELY = 0.5
+"""Later turns of an average prompt, from which on another one is likely."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What is known of a prompt's conversation.
+
+    tokens: of prompt and answer, at most. room: tokens of a replica's prefix cache. told: the client's number of later
+    requests. is_turn: it is a later turn already. has_tools: the client offers tools. expected: later turns of an
+    average prompt (`LaterTurns`). audited: chosen for a measurement. has_home: all turns go to one replica.
+    """
+
+    tokens: int
+    room: float
+    told: int | None = None
+    is_turn: bool = False
+    has_tools: bool = False
+    expected: float = 0.0
+    audited: bool = False
+    has_home: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Whether the target reads a prompt whole after its answer, and why, in one word."""
+
+    wanted: bool
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{'planned' if self.wanted else 'off'};reason={self.reason}"
+
+
+def plan(options: PrefillOptions, conversation: Conversation) -> Plan:
+    """The plan for a prompt of which a selection dropped something. The first rule that applies decides.
+
+    `auto` asks that a later turn is likely and would run dense then. `always` leaves that out.
+    """
+    told, room = conversation.told, FREE_SHARE * conversation.room
+    rules = (
+        (options.catch_up == OFF, False, "disabled"),
+        (conversation.tokens > room, False, "no-room"),
+        (options.catch_up == ALWAYS, True, "requested"),
+        (not conversation.has_home, False, "no-affinity"),
+        (options.enabled == ALWAYS, False, "always"),
+        (conversation.audited, True, "audit"),
+        (told is not None, bool(told), "later-requests" if told else "no-later-turn"),
+        (conversation.is_turn, True, "turns"),
+        (conversation.has_tools, True, "tools"),
+        (conversation.expected >= LIKELY, True, "later-turns"),
+    )
+    return next((Plan(wanted, reason) for applies, wanted, reason in rules if applies), Plan(False, "no-later-turn"))
+
+
+def chunk_tokens(estimate_ms: Callable[[int], float | None]) -> int:
+    """The tokens of the next chunk. estimate_ms: of a chunk of so many tokens; None if it is not known."""
+    tokens = CHUNK_TOKENS
+    while tokens > LEAST_CHUNK and (estimate_ms(tokens) or 0.0) > CHUNK_MS:
+        tokens //= 2
+    return tokens
+
+
+def next_read(done: int, prompt: int, scored: int, total: int, chunk: int) -> tuple[int, int]:
+    """The end of the next read of a prompt and its answer, and how many of its last tokens are scored.
+
+    done: tokens that are read. prompt: of the prompt. total: of both. scored: first tokens of the answer that are still
+    to be scored. chunk: at least two blocks. Each end but the last is that of a block, because the prefix cache finds
+    whole blocks. Log probabilities are computed for all tokens of a read, so the one with the scored tokens begins less
+    than a block before them.
+    """
+    goal = prompt + scored if scored else total
+    if scored:
+        whole = (prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        if done >= whole:
+            return goal, scored
+        return min(whole, (done + chunk) // BLOCK_TOKENS * BLOCK_TOKENS), 0
+    return (goal if goal - done <= chunk else (done + chunk) // BLOCK_TOKENS * BLOCK_TOKENS), 0
+
+
+def pause_ms(chunk_ms: float) -> float:
+    """The pause after a chunk that took so long. While it runs, a stream may get nothing."""
+    return chunk_ms * STREAM_SHARE / (1 - STREAM_SHARE)
+
+
+def goes_on(hashes: Sequence[bytes], opening: int, later: Sequence[bytes]) -> bool:
+    """Whether a later prompt is a turn of the same conversation: it begins with more than half of what stands behind
+    the opening. hashes, later: of the blocks of both prompts. opening: tokens that all conversations may share."""
+    opened = min(len(hashes), -(-opening // BLOCK_TOKENS))
+    middle = (opened + len(hashes)) // 2
+    return middle < len(hashes) and middle < len(later) and hashes[middle] == later[middle]

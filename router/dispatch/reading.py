@@ -1,0 +1,122 @@
+"""One conversation that the target reads behind the requests of clients: what it is asked, and how far it is."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Self
+
+import numpy as np
+
+from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import ADAPTER, Envelope, GenerateOutput, GenerateRequest, KeptPrompt
+from kv_transfer.options import DecodeOptions
+from kv_transfer.prefix_hash import block_hashes
+from kv_transfer.sampling import READ_ONLY
+from router.decision.cache_ledger import BLOCK_TOKENS
+from router.dispatch.request import Prepared
+from router.dispatch.state import Outcome
+from router.pools.answer_record import AnswerRecord
+from router.pools.interface import Pools
+
+SCORED_TOKENS = 128
+"""Tokens of an answer that are compared. Log probabilities of more would cost memory and say little more."""
+LOWEST_PRIORITY = 2**31 - 1
+"""vLLM serves higher numbers later, if its scheduling policy is `priority`."""
+
+_CHANGES_TOKENS = (
+    *("presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens"),
+    *("structured_outputs", "thinking_token_budget", "logits_processors"),
+)
+"""Fields of vllm.SamplingParams with which a greedy answer is not the model's likeliest tokens."""
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """ids: int32 [T], the prompt and its answer. hashes: of their blocks. key: the name of the call's API key.
+
+    shape: as in Outcome. scored: first tokens of the answer that are still to be scored. done: tokens that the target
+    has read. losses: how often it had lost them. agreement: of the answer, once it is known. task: while it runs.
+    chunk: the latest request. held: it was cancelled because of the load. ended: why the task was cancelled.
+    """
+
+    pools: Pools
+    prepared: Prepared
+    ids: Int32Array
+    hashes: Sequence[bytes]
+    key: str
+    shape: str
+    scored: int
+    done: int
+    losses: int = 0
+    agreement: float | None = None
+    task: asyncio.Task[None] | None = None
+    chunk: asyncio.Task[GenerateOutput] | None = None
+    held: bool = False
+    ended: str = "stopped"
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    @classmethod
+    def of(cls, pools: Pools, prepared: Prepared, outcome: Outcome, answer: AnswerRecord) -> Self:
+        """After a complete answer. Of several answers none is read: the client goes on with one of them at most."""
+        several = (answer.asked.sampling.get("n") or 1) > 1
+        prompt, told = prepared.prompt.rendered.token_ids, answer.first_token_ids[: 0 if several else None]
+        limit = min(pools.target.max_model_len, pools.target.max_position) - 1
+        ids, forecast = np.concatenate([prompt, told])[:limit], prepared.forecast
+        return cls(
+            pools,
+            prepared,
+            ids,
+            block_hashes(ids, BLOCK_TOKENS, forecast.salt, known=forecast.hashes),
+            outcome.call.request.key,
+            outcome.shape,
+            min(SCORED_TOKENS, max(0, int(ids.size - prompt.size))) if is_greedy(prepared) else 0,
+            done=min(forecast.known_dense, int(prompt.size) - 1) // BLOCK_TOKENS * BLOCK_TOKENS,
+        )
+
+    def request(self, end: int, scored: int) -> GenerateRequest:
+        """For the beginning of `end` tokens, as the client's own: only the priority is another."""
+        prompt, prepared = self.prepared.prompt, self.prepared
+        return GenerateRequest(
+            f"{prepared.wire_id}-catch-up-{next(self._numbers)}",
+            KeptPrompt.dense(self.ids[:end]),
+            dict(READ_ONLY),
+            LOWEST_PRIORITY,
+            prompt.cache_salt,
+            {name: value for name, value in prompt.engine_args.items() if name == ADAPTER},
+            DecodeOptions(method="none"),
+            envelope=Envelope(affinity=prepared.affinity),
+            scored=scored,
+        )
+
+    async def ask(self, request: GenerateRequest) -> GenerateOutput | None:
+        """The target's output; None if `hold` has cancelled it."""
+        self.chunk = asyncio.create_task(_only_output(self.pools, request))
+        try:
+            return await self.chunk
+        except asyncio.CancelledError:
+            held, self.held = self.held, False
+            if held and self.task is not None and not self.task.cancelling():
+                return None
+            raise
+
+    def hold(self) -> None:
+        """Cancel the request that runs."""
+        if self.chunk is not None and not self.chunk.done():
+            self.held = True
+            self.chunk.cancel()
+
+
+async def _only_output(pools: Pools, request: GenerateRequest) -> GenerateOutput:
+    """The output of a request for one token."""
+    async with aclosing(pools.generate(request)) as outputs:
+        found = [output async for output in outputs]
+    return found[0]
+
+
+def is_greedy(prepared: Prepared) -> bool:
+    """Whether the answer has the likeliest tokens after the kept prompt, so that those after the whole one compare."""
+    sampling = prepared.prompt.sampling
+    plain = (sampling.get("repetition_penalty") or 1.0) == 1.0 and not any(map(sampling.get, _CHANGES_TOKENS))
+    return plain and sampling.get("temperature", 1.0) == 0 and (sampling.get("n") or 1) == 1
