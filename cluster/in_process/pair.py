@@ -43,6 +43,7 @@ class SelectFields(TypedDict, total=False):
     selector: Literal["speculator", "lexical"]
     scoring: Literal["attention", "heads"]
     read: Literal["whole", "windows"]
+    read_again: Literal["on", "off"]
     window_tokens: int
     score_queries: Literal["look_ahead", "question", "both"]
     look_ahead: int
@@ -62,9 +63,13 @@ class SelectFields(TypedDict, total=False):
     keep_ranges: list[tuple[int, int, Keep]]
 
 
+OF_ROUTERS = ("explain_text", "catch_up")
+"""Options of requests to a router: for its explain view, and for the idle time after an answer."""
+
+
 class AskFields(SelectFields, total=False):
-    """What a call of `Pair.ask` may say: the fields of the request option `speculative_prefill`. `explain_text` is
-    left out: it is about the router's explain view."""
+    """What a call of `Pair.ask` may say: the fields of the request option `speculative_prefill`. what a
+    router alone does is left out (OF_ROUTERS)."""
 
     enabled: Literal["auto", "always"] | bool
     min_prompt_tokens: int
@@ -250,8 +255,8 @@ class Pair:
 
     def _resolved(self, options: Mapping[str, Any]) -> PrefillOptions:
         """The pair's defaults, overridden by `options`."""
-        if "explain_text" in options:
-            raise InvalidRequestError("explain_text is an option of requests to a router: leave it out")
+        if named := [name for name in OF_ROUTERS if name in options]:
+            raise InvalidRequestError(f"{named[0]} is an option of requests to a router: leave it out")
         return PREFILL.resolve(self._prefill, None, dict(options))
 
     def _for_this_target(self, selection: PairSelection) -> KeptPrompt:

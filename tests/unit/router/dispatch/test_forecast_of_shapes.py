@@ -60,7 +60,8 @@ def works(monkeypatch):
     def note_selected(self, forecast, selection, options):
         size, cached = int(forecast.ids.size), selection.cached_tokens
         windows = forecast.windows
-        found.computed = SPECULATOR_TOKEN * (windows.tokens(size, cached) if windows else size - cached)
+        computed = windows.tokens(size, cached) + windows.tokens_again(size) if windows else size - cached
+        found.computed = SPECULATOR_TOKEN * computed
         found.expected = SPECULATOR_TOKEN * self._reads(forecast, options).read.tokens
         return selected(self, forecast, selection, options)
 
