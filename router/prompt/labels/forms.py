@@ -26,7 +26,12 @@ _COMMENTED = re.compile(
 )
 """After such a line, "# ..." is a comment of code or of a config."""
 _BARRED = re.compile(r"[=*~#+<>_-]{2,}[ \t]*[^\s=*~#+<>_-].{0,100}?[ \t]*[=*~#+<>_-]{2,}$")
-_BRACKET = re.compile(r"(?:\[([^\[\]\n]{1,60})\]|\u3010([^\u3010\u3011\n]{1,60})\u3011)(?![(:])")
+_BRACKET = re.compile(
+    r"(?:\[([^\[\]\n]{1,60})\]|\u3010([^\u3010\u3011\n]{1,60})\u3011)(?:(?![(:])|:(?![ \t]*(?:\w+:|[/<#.])))"
+)
+_PARENTHESES = re.compile(r"\([^()\n]{3,80}\)$")
+_COMMENT = re.compile(r"<!--[^\n]{1,80}-->$")
+_PREFIXED = re.compile(r"(={2,6}|\*{2,6})[ \t]+[^\s=*]")
 _SEVERITY = re.compile(r"(?:trace|debug|info|notice|warn|warning|error|err|fatal|critical)$", re.IGNORECASE)
 _DATE = r"(?:\d{4}[-/.]\d\d[-/.]\d\d|\d{1,2}/\d{1,2}/\d{2,4})"
 _TIME = r"\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,6})?(?:Z|[ ]?[APap]\.?[Mm]\.?)?"
@@ -66,6 +71,7 @@ def add_lines(marks: Marks, text: str, codes: Codes, lines: TextLines) -> None:
         (bar & whole, _bar),
         (among(first, "[\u3010"), _bracket),
         ((first == ord("@")) & (second == ord("@")), _hunk),
+        ((first == ord("<")) & (second == ord("!")), _comment),
         (digit, _number),
         (starts_file & whole, _file),
         (plain & lines.fresh & (size <= TITLE) & (size > 1), _title),
@@ -127,11 +133,18 @@ def _bar(marks: Marks, text: str, lines: TextLines, number: int) -> None:
             _whole(marks, lines, number, "bold")
     elif _BARRED.match(line):
         _whole(marks, lines, number, "bar")
+    elif len(line) <= TITLE and not line.endswith(_STOPS) and (found := _PREFIXED.match(line)):
+        _whole(marks, lines, number, "heading", len(found[1]))
 
 
 def _hunk(marks: Marks, text: str, lines: TextLines, number: int) -> None:
     if lines.text(text, number).startswith("@@ "):
         _whole(marks, lines, number, "hunk")
+
+
+def _comment(marks: Marks, text: str, lines: TextLines, number: int) -> None:
+    if _COMMENT.match(lines.text(text, number)):
+        _whole(marks, lines, number, "comment")
 
 
 def _file(marks: Marks, text: str, lines: TextLines, number: int) -> None:
@@ -189,6 +202,8 @@ def _number(marks: Marks, text: str, lines: TextLines, number: int) -> None:
         else:
             _begin(marks, lines, number, item.end(), "item" if lines.fresh[number] else "list")
         return
+    if lines.fresh[number] and not lines.apart[number] and _PARENTHESES.match(line):
+        _whole(marks, lines, number, "bracket")
     found = _NUMBERED.match(line)
     if found and len(line) <= TITLE and not line.endswith(_STOPS) and (found[1] or lines.fresh[number]):
         _whole(marks, lines, number, "numbered", found[1].count(".") if found[1] else 0)

@@ -25,6 +25,8 @@ _KNOWN = re.compile(
     r"|t\u00edtulo|documento|archivo|fichier|titre|\u6765\u6e90|\u6807\u9898|\u6587\u4ef6|\u51fa\u5178|\u30bd\u30fc\u30b9)$"
 )
 _DIGITS = re.compile(r"\d+(?:[.:,]\d+)*")
+MOST_FIELDS, LONGEST_HEADER = 8, 160
+"""Fields and characters of the header of a letter or of a passage."""
 _QUESTIONS = ("q", "question")
 
 
@@ -53,8 +55,11 @@ def add_keys(marks: Marks, text: str, codes: Codes, lines: TextLines) -> None:
     named = {key for key, count in counts.items() if count >= LEAST and not (begins_record and key in members)}
     whole = known | (begins_record if members else set())
     raw, _, stops, after = lines.places
+    headers = _headers(numbers, lines)
     for number, end, key in zip(numbers, ends, keys, strict=True):
-        if key not in named and key not in known:
+        if (last := headers.get(number, -1)) >= 0:
+            marks.add(raw[number], after[last], "header")
+        if number in headers or (key not in named and key not in known):
             continue
         group, rest = f"key {key}" if key in known else "speaker", stops[number] - end
         is_title = rest <= REST and text[stops[number] - 1] not in ".!?"
@@ -62,3 +67,20 @@ def add_keys(marks: Marks, text: str, codes: Codes, lines: TextLines) -> None:
             marks.add(raw[number], after[number], group)
         else:
             marks.add(raw[number], end, group, inline=True)
+
+
+def _headers(numbers: list[int], lines: TextLines) -> dict[int, int]:
+    """The lines of headers: two fields or more with a blank line before and after, and then no field. Of the first line
+    the number of the last one, of the others -1. numbers: of the lines that begin with a key."""
+    raw, _, _, after = lines.places
+    fields, found = set(numbers), dict[int, int]()
+    for first in numbers:
+        if not lines.fresh[first]:
+            continue
+        last = first
+        while last + 1 in fields and not lines.apart[last] and last - first < MOST_FIELDS:
+            last += 1
+        follows = last + 1 < len(raw) and last + 1 not in fields
+        if first < last and lines.apart[last] and follows and after[last] - raw[first] <= LONGEST_HEADER:
+            found |= {first: last, **dict.fromkeys(range(first + 1, last + 1), -1)}
+    return found

@@ -66,7 +66,7 @@ def add_tags(marks: Marks, text: str) -> None:
                 skipped = number + 1
             elif name in closed:
                 depths[name] = depths.get(name, 0) + 1
-                named = end if attributes else _first_child(text, found[number + 1 : number + 3], end)
+                named = _first_child(text, found[number + 1 : number + 4], end, is_named=bool(attributes))
                 marks.add(start, _line_end(text, named), f"tag {name}", depths[name])
             elif _is_alone(text, start, end):
                 marks.add(start, _line_end(text, end), f"tag {name}")
@@ -83,11 +83,12 @@ def _line_end(text: str, end: int) -> int:
     return found.end() if found else end
 
 
-def _first_child(text: str, following: Sequence[_Tag], end: int) -> int:
+def _first_child(text: str, following: Sequence[_Tag], end: int, *, is_named: bool) -> int:
     """The end of the first child element, if it is short: the name of a record is often one. Else `end`. following: the
-    two tags after an opening tag, which ends at `end`."""
-    if len(following) < 2:
+    three tags after an opening tag, which ends at `end`. is_named: it has attributes; then another child must follow.
+    """
+    if len(following) < 2 or (is_named and (len(following) < 3 or following[2][2])):
         return end
-    child, close = following
+    child, close = following[:2]
     is_child = not child[2] and close[2] == "/" and close[3] == child[3] and not text[end : child[0]].strip()
     return close[1] if is_child and close[0] - child[1] <= SHORT_CHILD else end
