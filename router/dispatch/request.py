@@ -32,7 +32,7 @@ class Request:
     decode_is_explicit: the client has options of its own for drafts. caller: whose API key it has; None if the endpoint
     asks for none. arrived: seconds of `time.perf_counter`. keep_fields: the client's wishes for content parts, whose
     texts are marked in the body. render_only: the client gets the rendered prompt and no answer. later_requests: as in
-    `router.options.headers`. deadline: when the answer must be complete.
+    `router.options.headers`. hinted_priority: of a prompt that has none. deadline: when the answer must be complete.
     """
 
     options: PrefillOptions
@@ -45,6 +45,7 @@ class Request:
     keep_fields: KeepFields | None = None
     render_only: bool = False
     later_requests: int | None = None
+    hinted_priority: int = 0
     deadline: Deadline = NO_DEADLINE
 
     @property
