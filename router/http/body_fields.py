@@ -5,6 +5,7 @@ vLLM's app parses the body too. So the router parses it only if the bytes contai
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kv_transfer.limits.target import reserved_names
@@ -27,6 +28,7 @@ _TELLTALES = (
     b"echo",
     b"use_beam_search",
     b'"keep"',
+    b"nvext",
     b"\\u",
     b"\0",
 )
@@ -78,6 +80,28 @@ def read_fields(body: bytes, path: str) -> dict[str, Any]:
         raise InvalidOptionError("structured_outputs must be an object", "structured_outputs")
     _refuse_wide_token_ids(fields.get("logit_bias"))
     return fields
+
+
+def hinted_priority(fields: Mapping[str, Any]) -> int:
+    """The priority in Dynamo's `nvext.agent_hints`, in which higher numbers are served first, as vLLM counts it.
+
+    Raises InvalidOptionError for a hint that has no effect here.
+    """
+    if (given := fields.get("nvext")) is None:
+        return 0
+    hints = given.get("agent_hints", {}) if isinstance(given, dict) else None
+    if not isinstance(hints, dict):
+        raise InvalidOptionError("nvext must be an object, and agent_hints in it another one", "nvext")
+    ignored = [f"nvext.{name}" for name in given if name != "agent_hints"]
+    ignored += [f"nvext.agent_hints.{name}" for name in hints if name != "priority"]
+    if ignored:
+        name = clipped(ignored[0])
+        raise InvalidOptionError(f"{name} has no effect on this server; leave it out", name)
+    priority = hints.get("priority", 0)
+    if type(priority) is not int:
+        name = "nvext.agent_hints.priority"
+        raise InvalidOptionError(f"{name} must be an integer", name)
+    return -priority
 
 
 def _may_hold_wide_numbers(body: bytes) -> bool:

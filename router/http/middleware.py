@@ -19,7 +19,7 @@ from router.dispatch.request import Request
 from router.dispatch.state import CURRENT, CallState, nothing
 from router.dispatch.tracing import TracedRequest, traced_request
 from router.explain.request_reports import RequestReports
-from router.http.body_fields import check_depth, read_fields
+from router.http.body_fields import check_depth, hinted_priority, read_fields
 from router.http.body_limits import BodyBudget, check_headers, read_body
 from router.http.response import DeferredResponse, respond
 from router.options.errors import HttpError, RefusedError
@@ -130,6 +130,7 @@ class SkimMiddleware:
             render_only=path.endswith("/render"),
             later_requests=read_later_requests(headers),
             has_tools=bool(fields.get("tools")),
+            hinted_priority=hinted_priority(fields),
             caller=caller_of(scope),
             deadline=deadline,
             arrived=arrived,

@@ -174,10 +174,13 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
         raise InvalidRequestError("images, audio and video are not served here; send the text alone")
     if reserved := reserved_names(params.extra_args or ()):
         raise InvalidRequestError(f"{reserved[0]} is reserved for the server; leave it out")
-    priority, request = kwargs.get("priority") or 0, call.request
+    request = call.request
+    least = request.caller.key.min_priority if request.caller else FIRST_PRIORITY
+    # A hint is no demand: it goes as far as the key allows.
+    priority = kwargs.get("priority") or (request.hinted_priority and max(request.hinted_priority, least))
     if not FIRST_PRIORITY <= priority < 2**63:
         raise InvalidRequestError("the priority header must be an integer of 64 bits")
-    if request.caller and priority < (least := request.caller.key.min_priority):
+    if priority < least:
         raise InvalidRequestError(f"priority must be at least {least} with this API key")
     if request.keep_fields is not None:
         request.keep_fields.check(prompt.get("prompt") if prompt.get("prompt") in call.chats else None)
