@@ -25,8 +25,8 @@ _KNOWN = re.compile(
     r"|t\u00edtulo|documento|archivo|fichier|titre|\u6765\u6e90|\u6807\u9898|\u6587\u4ef6|\u51fa\u5178|\u30bd\u30fc\u30b9)$"
 )
 _DIGITS = re.compile(r"\d+(?:[.:,]\d+)*")
-MOST_FIELDS, LONGEST_HEADER = 8, 160
-"""Fields and characters of the header of a letter or of a passage."""
+MOST_FIELDS, LONGEST_HEADER = 3, 200
+"""Fields and characters of the header of a passage. That of a letter is too long for a label."""
 _QUESTIONS = ("q", "question")
 
 
@@ -78,7 +78,7 @@ def _headers(numbers: list[int], lines: TextLines) -> dict[int, int]:
         if not lines.fresh[first]:
             continue
         last = first
-        while last + 1 in fields and not lines.apart[last] and last - first < MOST_FIELDS:
+        while last + 1 in fields and not lines.apart[last] and last - first < MOST_FIELDS - 1:
             last += 1
         follows = last + 1 < len(raw) and last + 1 not in fields
         if first < last and lines.apart[last] and follows and after[last] - raw[first] <= LONGEST_HEADER:

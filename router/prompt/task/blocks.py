@@ -144,15 +144,13 @@ def _compared(text: str, blocks: list[Block]) -> list[Block]:
     speaks = [bool(_SPEAKER.match(text, block.start, block.end)) for block in blocks]
     by_speakers = 2 * sum(speaks) > len(blocks) > 2 * MOST_ASKED
     ruled = [bool(_RULE.match(text, block.start, block.end)) for block in blocks]
-    few = sum(ruled) <= MOST_ASKED
-    return [
-        replace(
-            block,
-            is_brief=block.is_short and not named if by_speakers else block.size <= min(BRIEF, usual / 2),
-            is_ruled=few and has_rule,
-        )
-        for block, has_rule, named in zip(blocks, ruled, speaks, strict=True)
-    ]
+    few, brief = sum(ruled) <= MOST_ASKED, min(BRIEF, usual / 2)
+    found = blocks.copy()
+    for number, block in enumerate(blocks):
+        is_brief = block.is_short and not speaks[number] if by_speakers else block.size <= brief
+        if is_brief or (few and ruled[number]):
+            found[number] = replace(block, is_brief=is_brief, is_ruled=few and ruled[number])
+    return found
 
 
 def _divided(text: str, block: Block) -> Iterator[Block]:
@@ -171,7 +169,7 @@ def _divided(text: str, block: Block) -> Iterator[Block]:
 
 def _is_task(text: str, start: int, end: int) -> bool:
     """A request without a question mark needs some words: "Continue." belongs to an earlier task."""
-    return bool(ASKS.search(text, start, end)) or (says_something(text, start, end) and asks(text, start, end))
+    return bool(ASKS.search(text, start, end)) or (asks(text, start, end) and says_something(text, start, end))
 
 
 def says_something(text: str, start: int, end: int) -> bool:

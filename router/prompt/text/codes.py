@@ -1,11 +1,16 @@
 """The characters of a text as an array."""
 
+from functools import cache
+from unicodedata import category
+
 import numpy as np
 import numpy.typing as npt
 
 Codes = npt.NDArray[np.uint16]
 """The code points of a text [C]; 0xFFFF for those above."""
 WHITE = " \t\r\n"
+NO_SPACES = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xAC00, 0xD7AF))
+"""Thai and Lao, Myanmar, Khmer, kana, Chinese characters, Hangul."""
 
 
 def codes_of(text: str) -> Codes:
@@ -18,3 +23,29 @@ def among(codes: Codes, characters: str) -> npt.NDArray[np.bool_]:
     table = np.zeros(0x10000, bool)  # np.isin takes ten times as long
     table[[ord(character) for character in characters]] = True
     return table[codes]
+
+
+class Characters:
+    """What is known of each code point. word: belongs to a word. alone: is a word of its own, with the next one. digit:
+    a digit. letters: a letter or white space. lower: its lower case. mark: belongs to the character
+    before it."""
+
+    def __init__(self) -> None:
+        points = [chr(code) for code in range(0x10000)]
+        kinds = np.array([category(point)[0] for point in points])
+        self.word = np.isin(kinds, ["L", "M", "N"])
+        self.digit = kinds == "N"
+        self.mark = kinds == "M"
+        self.letters = np.isin(kinds, ["L", "M"]) | np.array([point.isspace() for point in points])
+        self.lower = np.array(
+            [ord(low) if len(low := point.lower()) == 1 else ord(point) for point in points], np.uint64
+        )
+        self.alone = np.zeros(0x10000, bool)
+        for first, last in NO_SPACES:
+            self.alone[first : last + 1] = self.word[first : last + 1]
+
+
+@cache
+def known_characters() -> Characters:
+    """The table; it takes 30 ms."""
+    return Characters()

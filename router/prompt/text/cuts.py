@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from router.prompt.text.codes import WHITE, Codes, among
+from router.prompt.text.codes import WHITE, Codes, among, known_characters
 
 LONGEST = 512
 """Tokens. What has no white space and no structure, such as base64 or minified code, is cut after so many."""
@@ -17,8 +17,11 @@ CLAUSE, WORD, INSIDE = 3, 2, 1
 """How good a cut is: after a part of a sentence or a member of JSON, between words, or inside a JSON string."""
 
 _SEPARATORS = ",;:\uff0c\uff1b\uff1a\u3001\u060c\u061b"
-_JOINING = "".join(map(chr, [*range(0x300, 0x370), 0x200D, 0xFE0E, 0xFE0F]))
-"""Combining marks, the zero width joiner and variation selectors: they belong to the character before them."""
+_JOINERS = "\u200c\u200d"
+_LEADING = "".join(map(chr, [*range(0xE40, 0xE45), *range(0xEC0, 0xEC5)]))
+"""Vowels of Thai and Lao that are written before their consonant."""
+_UNSTOPPED = (0xE00, 0x17FF)
+"""Thai, Lao, Tibetan, Myanmar, Khmer: sentences end at a space, often without a stop. So do many phrases."""
 
 _ABBREVIATIONS = frozenset(
     re.findall(
@@ -100,8 +103,13 @@ def _worths(codes: Codes, begins: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]
     digit = (first >= ord("0")) & (first <= ord("9"))
     wide = before >= 0x3001
     clause = separated & (is_word | wide | ~digit)
+    text = np.where(first == ord(" "), codes[(begins + 1).clip(max=codes.size - 1)], first)
+    ended = np.where(white_before, after_white, before)
+    phrase = [(found >= _UNSTOPPED[0]) & (found <= _UNSTOPPED[1]) for found in (text, ended)]
+    clause |= is_word & phrase[0] & phrase[1]
     worth = np.where(clause, CLAUSE, np.where(is_word, WORD, 0)).astype(np.int8)
-    inside = np.r_[True, begins[1:] == begins[:-1]] | among(first, _JOINING) | (before == 0x200D)
+    inside = np.r_[True, begins[1:] == begins[:-1]] | known_characters().mark[first]
+    inside |= among(first, _JOINERS) | among(before, _JOINERS + _LEADING)
     worth[inside] = -1
     return worth
 

@@ -11,16 +11,14 @@ Also how far units are apart besides their tokens (`gaps_of`).
 
 import re
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple
-from unicodedata import category
 
 import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.passages import spread
-from router.prompt.text.codes import WHITE, Codes, among
+from router.prompt.text.codes import WHITE, Codes, among, known_characters
 
 K1, B = 1.2, 0.4
 STEM = 5
@@ -38,8 +36,6 @@ STOP_WORDS = frozenset(
     )
 )
 """English."""
-NO_SPACES = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xAC00, 0xD7AF))
-"""Thai and Lao, Myanmar, Khmer, kana, Chinese characters, Hangul."""
 APART = 1 << 20
 """Tokens. Nothing is spread over such a gap."""
 BLANK_LINE, OTHER = 60, 30
@@ -87,7 +83,7 @@ def gaps_of(
         np.int32,
     )
     ends = np.append(begins[1:], codes.size)
-    letters = np.r_[0, np.cumsum(_characters().letters[codes])]
+    letters = np.r_[0, np.cumsum(known_characters().letters[codes])]
     prose = (letters[ends] - letters[begins] >= PROSE_LETTERS * (ends - begins)) & (indents == 0)
     gaps = gap_of[kinds]
     gaps[1:] = np.where(prose[1:] & prose[:-1], gaps[1:], np.maximum(gaps[1:], OTHER))
@@ -155,8 +151,8 @@ def word_scores(
     droppable: npt.NDArray[np.bool_],
     questions: Sequence[tuple[int, int]],
 ) -> Float32Array:
-    """The score of each unit with the passage around it, float32 [U], not negative: the best over the questions, each a
-    share of what its terms can have. So one with many terms, such as a list of rules, hides no short one.
+    """The score of each unit with the passage around it, float32 [U], not negative: the best over the questions, each
+    by the square root of its number of terms. So one with many terms, such as a list of rules, hides no short one.
 
     0 without a shared term near, and for units that cannot be dropped.
 
@@ -177,7 +173,7 @@ def word_scores(
         counts = np.bincount(cells, minlength=begins.size * terms.size).reshape(begins.size, -1)
         own, holding = np.column_stack([words, counts]).astype(np.float64), (counts > 0).sum(0)
         near = spread(own, tokens, gaps)
-        best = np.maximum(best, _bm25(near, holding, droppable))
+        best = np.maximum(best, _bm25(near, holding, droppable) / max(1, terms.size) ** 0.5)
     return best.astype(np.float32)
 
 
@@ -189,8 +185,7 @@ def _bm25(
     units = int(droppable.sum())
     if not holding.any():
         return np.zeros(droppable.size)
-    rarity = np.log1p((units - holding + 0.5) / (holding + 0.5))
-    rarity = rarity / rarity.sum() * (holding > 0)
+    rarity = np.log1p((units - holding + 0.5) / (holding + 0.5)) * (holding > 0)
     words, counts = around[:, :1], around[:, 1:]
     sizes = 1 - B + B * words / words[droppable].mean()
     return (counts * (K1 + 1) / (counts + K1 * sizes)) @ rarity * droppable
@@ -205,32 +200,9 @@ def _terms(
     return np.unique(keys[says] if says.any() else keys)
 
 
-class _Characters:
-    """What is known of each code point. word: belongs to a word. alone: is a word of its own, with the next one. digit:
-    a digit. letters: a letter or white space. lower: its lower case."""
-
-    def __init__(self) -> None:
-        points = [chr(code) for code in range(0x10000)]
-        kinds = np.array([category(point)[0] for point in points])
-        self.word = np.isin(kinds, ["L", "M", "N"])
-        self.digit = kinds == "N"
-        self.letters = np.isin(kinds, ["L", "M"]) | np.array([point.isspace() for point in points])
-        self.lower = np.array(
-            [ord(low) if len(low := point.lower()) == 1 else ord(point) for point in points], np.uint64
-        )
-        self.alone = np.zeros(0x10000, bool)
-        for first, last in NO_SPACES:
-            self.alone[first : last + 1] = self.word[first : last + 1]
-
-
-@cache
-def _characters() -> _Characters:
-    return _Characters()
-
-
 def words_of(codes: Codes) -> TextWords:
     """The words of a text. codes: of the text."""
-    known = _characters()
+    known = known_characters()
     inside, alone = known.word[codes], known.alone[codes]
     begins = inside & (alone | ~np.r_[False, inside[:-1] & ~alone[:-1]])
     stops = np.flatnonzero(np.r_[begins[1:] | ~inside[1:], True] & inside) + 1

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import Span, mask_of
+from kv_transfer.spans import Span, mask_of, spans_of
 from router.prompt.labels.chains import labels_of
 from router.prompt.protected_spans import CharRanges, Offsets, char_ranges
-from router.prompt.text.codes import Codes, among, codes_of
+from router.prompt.text.codes import WHITE, Codes, among, codes_of, known_characters
 from router.prompt.text.cuts import cut, is_abbreviation
 from router.prompt.text.lexical import gaps_of, word_scores, words_of
 from router.prompt.text.lines import Lines
@@ -37,8 +37,9 @@ NUMBER_CHARACTERS = 4
 
 CLOSING = "\"')]\u201d\u2019"
 """Quotation marks and brackets that may stand between the end of a sentence and the white space after it."""
-STOPS = ".!?\u061f\u06d4\u0964\u0965"
-"""Ends of a sentence, if white space follows: also those of Arabic, Urdu and Hindi."""
+STOPS = ".!?\u061f\u06d4\u0964\u0965\u0589\u1362\u104b\u17d4\u17d5\u0f0d"
+"""Ends of a sentence, if white space follows: also those of Arabic, Urdu, Hindi, Armenian, Amharic, Burmese, Khmer and
+Tibetan."""
 WIDE_STOPS = "\u3002\uff01\uff1f"
 """Chinese and Japanese ends of a sentence; no white space follows them."""
 WIDE_CLOSING = "\u300d\u300f\uff09\u3011\u3009\u300b\u201d\u2019"
@@ -70,19 +71,37 @@ def with_units(
     """
     if options.granularity != "text" or text is None or offsets is None or len(offsets) != prompt_tokens:
         return layout
+    ranges, codes = char_ranges(offsets), codes_of(text)
     last = max(0, prompt_tokens - options.protect_last)
-    protected = [*layout.protected.tolist(), (last, prompt_tokens)]
-    ranges = char_ranges(offsets)
+    begin = _word_begin(codes, ranges[:, 0], last)
+    if begin < last:  # the whole word is kept then
+        kept = mask_of([*layout.protected.tolist(), (begin, prompt_tokens)], prompt_tokens)
+        layout = replace(layout, protected=spans_of(kept))
+    protected = [*layout.protected.tolist(), (begin, prompt_tokens)]
     edges = layout.rate_spans.ravel()
     unnamed = layout.protected.tolist()
-    starts, indents, links, headings = text_units(text, ranges, edges, protected, layout.questions, messages, unnamed)
-    words = _words_of(layout, text, ranges, starts, indents, headings, protected)
+    starts, indents, links, headings = text_units(
+        text, ranges, edges, protected, layout.questions, messages, unnamed, codes=codes
+    )
+    words = _words_of(layout, codes, ranges, starts, indents, headings, protected)
     return replace(layout, units=starts, indents=indents, links=links, headings=headings, **words)
+
+
+def _word_begin(codes: Codes, begins: npt.NDArray[np.int64], token: int) -> int:
+    """The token in which the word of `token` begins, if it is near; else `token`. begins: the first character of each
+    token [M]."""
+    known = known_characters()
+    inside = ~(among(codes, WHITE) | known.alone[codes])
+    for first in range(token, max(0, token - 2 * MIN_TOKENS), -1):
+        place = begins[first] if first < begins.size else 0
+        if not place or not (inside[place] and inside[place - 1]):
+            return first
+    return token
 
 
 def _words_of(
     layout: TextLayout,
-    text: str,
+    codes: Codes,
     ranges: CharRanges,
     starts: Int32Array,
     indents: Int32Array,
@@ -90,7 +109,6 @@ def _words_of(
     protected: Sequence[Span],
 ) -> dict[str, Any]:
     """The fields `gaps` and `words`. protected: as in `text_units`. A short label counts with the text after it."""
-    codes = codes_of(text)
     tokens = np.diff(starts, append=len(ranges))
     begins_text = headings != np.arange(starts.size) - 1
     begins_text[1:] |= tokens[:-1] >= MIN_TOKENS
@@ -115,6 +133,8 @@ def text_units(
     questions: Int32Array | None = None,
     messages: Iterable[int] = (),
     unnamed: Sequence[Span] = (),
+    *,
+    codes: Codes | None = None,
 ) -> TextUnits:
     """The units of a text.
 
@@ -124,8 +144,9 @@ def text_units(
     them. edges: further token positions that are borders of units; none lies outside the prompt. questions: int32
     [Q, 2], parts of protected ranges. messages: characters where messages begin, ascending; a label names nothing in
     another message. unnamed: half-open token ranges that no label names, such as the template and questions.
+    codes: of the text, if they are known.
     """
-    codes = codes_of(text)
+    codes = codes_of(text) if codes is None else codes
     lines = Lines.of(codes, text)
     begins = np.maximum.accumulate(char_ranges(offsets)[:, 0])  # a token without characters has the range (0, 0)
     labels = labels_of(text, codes, lines, messages)

@@ -2,6 +2,8 @@
 
 import json
 import random
+from itertools import pairwise
+from unicodedata import category
 
 import numpy as np
 import pytest
@@ -93,3 +95,25 @@ def test_each_cut_is_the_best_that_is_near():
     [first, *_] = pieces(" ".join(words), size=5)
     assert first.rstrip().endswith("word,")
     assert np.all([len(piece) <= 5 * MAX_TOKENS for piece in pieces(" ".join(words), size=5)])
+
+
+THAI = "ถนนไปยังเมืองเก่าถูกปิดเพราะน้ำท่วม", "โรงเรียนใกล้ตลาดมีนักเรียนและเตาหนึ่งเตา", "สภาเมืองลงคะแนนในข้อเสนอเดียวกัน"
+
+
+@pytest.mark.parametrize("stop", ["", "\u0020\u17d4"])
+def test_thai_is_cut_between_phrases_and_never_beside_a_number(stop):
+    text = " ".join(f"{THAI[n % 3]} {n + 1000} ดวง{stop}" for n in range(40))
+    found = pieces(text, size=2)
+    assert len(found) > 8
+    for before, after in pairwise(found):
+        assert not before.rstrip()[-1:].isdigit()
+        assert not after.lstrip()[:1].isdigit()
+        assert before.endswith((" ", "\u17d4")) or after.startswith(" ")
+
+
+def test_no_vowel_sign_is_torn_from_its_consonant():
+    """Also without any space: Thai, Lao, Khmer, Hindi with its signs."""
+    for text in ("เก็บน้ำที่นี่" * 200, "ເກັບນ້ຳທີ່ນີ້" * 200, "ខ្ញុំទៅផ្សារ" * 200, "हिन्दी" * 300):
+        found = pieces(text)
+        assert len(found) > 1
+        assert all(category(piece[0]) not in ("Mn", "Mc") and piece[-1] not in "เແແໂໃໄ" for piece in found)
