@@ -80,5 +80,6 @@ async def selected(url: str, body: dict[str, Any]) -> str:
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         if not told:
             raise SkimError(f"the endpoint did not answer: {one_line(error) or type(error).__name__}") from None
-    message = told.get("error", {}).get("message") if isinstance(told, dict) else None
+    problem = told.get("error") if isinstance(told, dict) else None
+    message = problem.get("message") if isinstance(problem, dict) else None
     raise SkimError(str(message or "the endpoint is no Skim endpoint; correct --url"))

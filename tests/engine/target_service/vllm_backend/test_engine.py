@@ -190,6 +190,29 @@ async def running_in_core(engine: VllmTarget) -> float:
     return max(seen[10:])
 
 
+async def test_a_client_that_left_during_the_prefill_finds_its_blocks(engine: VllmTarget) -> None:
+    """The control: of a prompt that nobody has sent, nothing is found."""
+    for seed in range(41, 51):
+        prompt = dense_prompt(7900, seed=seed)
+        await leave_early(engine, prompt)
+        if (found := (await collect(engine, prompt, max_tokens=1))[0].cached_tokens) < 7899:
+            break  # else it was complete before the engine heard of it
+    assert 3 * 255 <= found < 7899
+    assert (await collect(engine, dense_prompt(7900, seed=51), max_tokens=1))[0].cached_tokens == 0
+
+
+async def leave_early(engine: VllmTarget, prompt: KeptPrompt) -> None:
+    """Cancel a request after some steps. Each step gives the stream beside it one token, and the prompt up to 255."""
+    beside = GenerateRequest("beside", dense_prompt(44, seed=15), {"max_tokens": 7000, "ignore_eos": True})
+    async with aclosing(engine.generate(beside)) as outputs:
+        await anext(outputs)
+        leaving = asyncio.ensure_future(collect(engine, prompt, "leaving", max_tokens=1))
+        for _ in range(6):
+            await anext(outputs)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+
+
 @pytest.mark.parametrize("how", ["close", "cancel"])
 async def test_leaving_a_stream_aborts_the_request(engine: VllmTarget, how: str) -> None:
     long = GenerateRequest("left", kept_prompt(900, 300, seed=14), {"max_tokens": 7000, "ignore_eos": True})

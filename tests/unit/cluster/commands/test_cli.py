@@ -281,6 +281,30 @@ def test_the_first_word_of_serve_is_the_target_or_a_file(skim, tmp_path):
     mistake(skim("serve", "owner/name", "--speculator", SPECULATOR), "model owner/name: ", "HF_HUB_OFFLINE")
 
 
+def test_without_a_target_the_first_word_is_the_speculator(skim, tmp_path, monkeypatch):
+    started = []
+
+    def deployed(config, **_):
+        started.append(config)
+        raise SkimError("started")
+
+    monkeypatch.setattr("cluster.serve.deployment.deployed", deployed)
+    file = tmp_path / "pair.yaml"
+    file.write_text(f"speculator: {{model: {SPECULATOR}}}\ntarget: {{model: {TARGET}, replicas: 2}}\n")
+    for words in ((SPECULATOR,), ("--speculator", SPECULATOR), (file,)):
+        mistake(skim("serve", *words, "--select-only", "--engine", "mock"), "started")
+        config = started.pop()
+        assert {name: (pool.model, pool.engine) for name, pool in config.pools.items()} == {
+            "speculator": (str(SPECULATOR), "mock")
+        }
+        assert (config.target.model, config.router.select_only) == (str(SPECULATOR), True)
+    mistake(skim("serve", SPECULATOR, "--select-only", "--speculator", TARGET), "the speculator is given twice")
+    mistake(skim("serve", SPECULATOR, "--select-only", "--target", TARGET), "no target runs")
+    mistake(
+        skim("serve", SPECULATOR, "--select-only", "--enforce-eager"), "the speculator's flags are --speculator.FLAG"
+    )
+
+
 def broken(words, raised):
     """`skim` with these words and one more command, `fail`, which raises an error."""
     code = (

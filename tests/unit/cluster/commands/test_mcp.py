@@ -61,6 +61,7 @@ def test_without_a_folder_no_file_is_read(root):
         (400, '{"error": {"message": "question is blank"}}', "^question is blank$"),
         (200, '{"data": []}', "is no Skim endpoint"),
         (404, '{"detail": "Not Found"}', "is no Skim endpoint"),
+        (500, '{"error": "no"}', "is no Skim endpoint"),
         (200, "[]", "did not answer"),
         (502, "<html>", "did not answer"),
     ],
