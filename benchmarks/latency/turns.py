@@ -6,9 +6,10 @@ own cache salt, so no mode finds what another one cached. The modes take turns a
 so other load on the machine slows all of them alike. Ratios are formed within a round; a round is one conversation. The
 first round is a warm-up and is not counted.
 
-The modes are in `MODES`. With models of random weights the answers mean nothing, so the right answer goes into the
-history, and no answer is judged. With `apart`, one system at a time is in memory: first all rounds of the stock server,
-then all of Skim. Ratios are then not protected from other load.
+The modes are in `MODES`; all but one of them switch the catch-up off, which would slow the others' requests. With
+models of random weights the answers mean nothing, so the right answer goes into the history, and no answer is judged.
+With `apart`, one system at a time is in memory: first all rounds of the stock server, then all of Skim. Ratios are then
+not protected from other load.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ MODES = {
     "auto": "Skim decides for each turn whether it runs speculative",
     "speculative": "Skim runs every turn speculative",
     "fresh": "as speculative, and every turn is selected anew (`reuse: off`)",
+    "caught up": "as auto, and the client waits until the target has read the whole conversation (`catch_up: always`)",
     "dense first": "Skim runs the first turn dense on request, and decides for the later ones",
 }
 """Each mode and what it is. `dense` is always measured."""
@@ -42,6 +44,7 @@ MODES = {
 _CHAT = "/v1/chat/completions"
 # Tokens of a question, its answer and the template around them, at most, with any tokenizer.
 _TURN_TOKENS = 128
+CATCH_UP_LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ def prefill_options(settings: TurnsSettings, mode: str, turn: int) -> Any:
     """The body field `speculative_prefill` of a mode's turn."""
     if mode == "dense first" and turn == 0:
         return False
-    asked: dict[str, Any] = {"keep_rate": settings.keep_rate}
+    asked: dict[str, Any] = {"keep_rate": settings.keep_rate, "catch_up": "always" if mode == "caught up" else "off"}
     if mode in ("speculative", "fresh"):
         asked["enabled"] = "always"
     if mode == "fresh":
@@ -198,6 +201,8 @@ class _Client:
         if self._mode != "dense":
             body["speculative_prefill"] = prefill_options(settings, self._mode, turn)
         timed = await ask(self._session, self._url + _CHAT, body)
+        if timed.headers.get("x-skim-catch-up", "").startswith("planned"):
+            await self._caught_up(timed)
         question = self._chat.questions[turn]
         self._answers.append(f"{question.expected}." if settings.scripted else timed.text)
         prompt_tokens = int(timed.usage["prompt_tokens"])
@@ -215,9 +220,16 @@ class _Client:
             parts=timed.parts,
         )
 
+    async def _caught_up(self, timed: Timed) -> None:
+        """Wait until the catch-up of an answer has ended, whatever became of it."""
+        while (await self._selection(timed)).get("catch_up", {}).get("state") in (None, "reading"):  # noqa: ASYNC110
+            await asyncio.sleep(CATCH_UP_LOOK_S)
+
     async def _speculator_cached(self, timed: Timed) -> int | None:
-        if timed.headers.get("x-skim-mode") != "speculative":
-            return None
+        speculative = timed.headers.get("x-skim-mode") == "speculative"
+        return int((await self._selection(timed))["cached_tokens"]) if speculative else None
+
+    async def _selection(self, timed: Timed) -> Mapping[str, Any]:
         async with self._session.get(f"{self._url}/v1/requests/{timed.request_id}/selection") as response:
             response.raise_for_status()
-            return int((await response.json())["cached_tokens"])
+            return dict(await response.json())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kv_transfer.options import ALWAYS
 from router.decision.cache_ledger import BLOCK_TOKENS
+from router.decision.rules import Decision
 from router.options.policies import OFF
 from router.options.request import PrefillOptions
 
@@ -20,6 +21,9 @@ STREAM_SHARE = 0.9
 """Running streams keep this share of their speed."""
 FREE_SHARE = 0.5
 """A conversation of more than this share of a replica's prefix cache would evict too much of the others."""
+FRESH_TOKENS = 8192
+"""A turn of a conversation that was caught up stays dense, and so exact, up to so many new tokens. More of them are
+skimmed if that is sooner: of the public traces of agents, 6 % of the turns are longer, with 64 % of the new tokens."""
 LIKELY = 0.5
 """Later turns of an average prompt, from which on another one is likely."""
 
@@ -73,6 +77,14 @@ def plan(options: PrefillOptions, conversation: Conversation) -> Plan:
         (conversation.expected >= LIKELY, True, "later-turns"),
     )
     return next((Plan(wanted, reason) for applies, wanted, reason in rules if applies), Plan(False, "no-later-turn"))
+
+
+def stays_dense(choice: Decision, known: int, size: int) -> bool:
+    """Whether a turn of a conversation that was caught up runs dense although the estimate chose to skim it.
+
+    known: tokens of the prompt that the target has cached. size: of the prompt. Load has priority.
+    """
+    return choice.reason != "load" and size - known <= min(known, FRESH_TOKENS)
 
 
 def chunk_tokens(estimate_ms: Callable[[int], float | None]) -> int:

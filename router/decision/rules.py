@@ -34,7 +34,7 @@ class Decision:
     reason: str
 
 
-CACHED, PROBE = Decision(False, "cached"), Decision(True, "probe")
+CACHED = Decision(False, "cached")
 
 
 def decide(traits: RequestTraits, options: PrefillOptions) -> Decision:

@@ -15,9 +15,10 @@ from router.admission.controller import Admission
 from router.admission.load_shedding import CATCH_UP
 from router.admission.ticket import Ticket
 from router.decision.agreements import shape_of
+from router.decision.catch_up import stays_dense
 from router.decision.forecaster import Forecaster
 from router.decision.guard import Advice, Guard
-from router.decision.rules import CACHED, PROBE, Decision, RequestTraits, decide
+from router.decision.rules import CACHED, Decision, RequestTraits, decide
 from router.decision.window_reads import WindowReads
 from router.dispatch.admit import admit, shed_load
 from router.dispatch.catch_up import CatchUps
@@ -248,8 +249,9 @@ class Dispatcher:
         outcome.shape = shape_of(chat and chat.roles, has_tools=outcome.call.request.has_tools)
         if decision.speculative and prepared.options.enabled == AUTO:
             decision, outcome.estimate = prepared.forecast.choice, prepared.forecast.estimate
-            if decision == PROBE and outcome.caught_up:
-                decision = CACHED  # a conversation that was caught up stays exact
+            known = prepared.forecast.known_dense if outcome.caught_up else 0
+            if decision.speculative and stays_dense(decision, known, prepared.size):
+                decision = CACHED
         if decision.speculative:
             decision = self._guard.before(prepared.advice, decision)
         if decision.speculative and prepared.advice.acts and not self.catch_ups.agreements.trusts(outcome.shape):

@@ -59,8 +59,9 @@ def test_every_mode_takes_every_turn_and_the_order_alternates():
 
 
 def test_what_each_mode_asks_for():
-    asked = {"keep_rate": 0.1}
+    asked = {"keep_rate": 0.1, "catch_up": "off"}
     assert prefill_options(SETTINGS, "auto", 0) == asked
+    assert prefill_options(SETTINGS, "caught up", 0) == asked | {"catch_up": "always"}
     assert prefill_options(SETTINGS, "speculative", 3) == asked | {"enabled": "always"}
     assert prefill_options(SETTINGS, "fresh", 3) == asked | {"enabled": "always", "reuse": "off"}
     assert prefill_options(SETTINGS, "dense first", 0) is False

@@ -9,6 +9,7 @@ from router.decision.catch_up import (
     CHUNK_MS,
     CHUNK_TOKENS,
     FREE_SHARE,
+    FRESH_TOKENS,
     LEAST_CHUNK,
     LIKELY,
     STREAM_SHARE,
@@ -19,7 +20,9 @@ from router.decision.catch_up import (
     next_read,
     pause_ms,
     plan,
+    stays_dense,
 )
+from router.decision.rules import Decision
 from router.options.request import PrefillOptions
 
 SMALL = {"tokens": 1000, "room": 10_000.0}
@@ -88,6 +91,20 @@ def test_each_read_has_at_most_a_chunk_of_new_tokens(prompt, answer, chunk, scor
         assert end % BLOCK_TOKENS == 0 or told or end == prompt + answer
         done = end
     assert [told for _, told in found if told] == ([scored] if scored else [])
+
+
+@pytest.mark.parametrize(
+    ("reason", "known", "new", "stays"),
+    [
+        ("sooner", 20_000, FRESH_TOKENS, True),
+        ("probe", 20_000, 100, True),
+        ("sooner", 20_000, FRESH_TOKENS + 1, False),
+        ("load", 20_000, 100, False),
+        ("sooner", 2000, 2001, False),
+    ],
+)
+def test_a_conversation_stays_dense_for_fresh_text(reason, known, new, stays):
+    assert stays_dense(Decision(True, reason), known, known + new) == stays
 
 
 def test_a_chunk_takes_half_a_second_at_most_if_it_can():

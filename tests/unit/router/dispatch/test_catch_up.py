@@ -148,6 +148,37 @@ async def test_the_next_turn_finds_the_whole_history_and_runs_dense():
         assert third.outcome.mode == mode
 
 
+@pytest.mark.parametrize(
+    ("new", "before", "mode"),
+    [
+        (6000, "caught up", "dense"),
+        (8190, "caught up", "dense"),
+        (8400, "caught up", "speculative"),
+        (6000, "evicted", "speculative"),
+        (6000, "skimmed", "speculative"),
+    ],
+)
+def test_fresh_text_behind_a_warm_history_runs_dense_and_large_text_is_skimmed(new, before, mode):
+    """By the estimate alone, all of these turns would be skimmed: the mock speculator takes no time."""
+
+    async def run():
+        pools = Pools(max_model_len=32_768)
+        dispatcher = a_dispatcher(pools)
+        for number in range(4):  # both pools are measured
+            await turn(dispatcher, tokens(20 + number, 1000 * (number + 1)), f"first {number}", later=0)
+        ids = tokens(1, 10_000)
+        first = await turn(dispatcher, ids, catch_up="off" if before == "skimmed" else "auto")
+        await asyncio.sleep(10)
+        if before == "evicted":
+            dispatcher.forecaster.dense.wrote(2**22)
+        found = await turn(dispatcher, [*ids, *first.answer, *tokens(2, new)], later=0)
+        assert (found.outcome.mode, found.outcome.reason) == (mode, "cached" if mode == "dense" else "sooner")
+        if mode == "dense":
+            assert found.cached >= 10_000
+
+    virtual_time.run(run())
+
+
 @simulated
 async def test_which_requests_read_it():
     pools = Pools()

@@ -3,12 +3,14 @@
 import json
 
 import pytest
+import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kv_transfer.options import AUTO_COVERAGE, SelectionOptions
 from router.options.errors import HttpError, InvalidOptionError
 from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions, describe_range, read_decode
+from router.options.settings import RouterConfig
 
 DEFAULTS = PrefillOptions(keep_rate=0.25, look_ahead=4, min_prompt_tokens=77)
 
@@ -64,6 +66,31 @@ def test_the_body_wins_over_the_header_field_by_field():
 )
 def test_switching_on_and_off(header, body, enabled):
     assert PREFILL.resolve(DEFAULTS, header, body).enabled == enabled
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "wish"),
+    [
+        (None, None, "auto"),
+        ("catch-up=off", None, "off"),
+        ("catch_up=always; keep=0.4", None, "always"),
+        (None, {"catch_up": "off"}, "off"),
+        (None, {"catch_up": False}, "off"),
+        ("catch-up=off", {"catch_up": "auto"}, "auto"),
+    ],
+)
+def test_catching_up(header, body, wish):
+    assert PREFILL.resolve(DEFAULTS, header, body).catch_up == wish
+
+
+def test_a_deployment_file_may_say_off():
+    assert RouterConfig.model_validate(yaml.safe_load("catch_up: off")).catch_up == "off"
+
+
+@pytest.mark.parametrize("value", [True, "on", 1, None, {}])
+def test_other_values_of_catch_up_are_refused(value):
+    error = refusal(body={"catch_up": value})
+    assert str(error).startswith("speculative_prefill.catch_up must be one of auto, off, always, not ")
 
 
 def test_drafting_is_on_or_off():
