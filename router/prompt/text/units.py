@@ -72,6 +72,7 @@ def with_units(
     if options.granularity != "text" or text is None or offsets is None or len(offsets) != prompt_tokens:
         return layout
     ranges, codes = char_ranges(offsets), codes_of(text)
+    unnamed = layout.protected.tolist()
     last = max(0, prompt_tokens - options.protect_last)
     begin = _word_begin(codes, ranges[:, 0], last)
     if begin < last:  # the whole word is kept then
@@ -79,7 +80,6 @@ def with_units(
         layout = replace(layout, protected=spans_of(kept))
     protected = [*layout.protected.tolist(), (begin, prompt_tokens)]
     edges = layout.rate_spans.ravel()
-    unnamed = layout.protected.tolist()
     starts, indents, links, headings = text_units(
         text, ranges, edges, protected, layout.questions, messages, unnamed, codes=codes
     )

@@ -232,3 +232,13 @@ def test_a_mark_without_its_counterpart_is_broken():
     assert marks.locate(cut) == ("ontwo", {2: [(2, 5)]}, frozenset({1}))
     assert marks.locate(one[one.index("o") :]).broken == {1}
     assert marks.locate(one[: one.index("e")]).broken == {1}
+
+
+def test_the_places_of_the_system_are_known():
+    """They are no contents; a text that the template changes has none."""
+    messages = [{"role": "system", "content": " Be short. "}, {"role": "user", "content": "Be short. x"}]
+    for system, places in (("Be short.", [(3, 12)]), ("BE SHORT", [])):
+        chat = MarkedChat(messages, f"<s>{system}</s>x")
+        marked = MarkedChat(messages[:1], f"<s>{system}</s>")
+        assert marked.contents(f"<s>{system}</s>").system == places
+        assert chat.contents("something else").system == ()
