@@ -63,8 +63,8 @@ class SelectFields(TypedDict, total=False):
 
 
 class AskFields(SelectFields, total=False):
-    """What a call of `Pair.ask` may say: the fields of the request option `speculative_prefill`. `explain_text` is
-    left out: it is about the router's explain view."""
+    """What a call of `Pair.ask` may say: the fields of the request option `speculative_prefill`. `explain_text` and
+    `catch_up` are left out: they are about the router's explain view and its idle time."""
 
     enabled: Literal["auto", "always"] | bool
     min_prompt_tokens: int
@@ -250,8 +250,8 @@ class Pair:
 
     def _resolved(self, options: Mapping[str, Any]) -> PrefillOptions:
         """The pair's defaults, overridden by `options`."""
-        if "explain_text" in options:
-            raise InvalidRequestError("explain_text is an option of requests to a router: leave it out")
+        if name := next((name for name in ("explain_text", "catch_up") if name in options), None):
+            raise InvalidRequestError(f"{name} is an option of requests to a router: leave it out")
         return PREFILL.resolve(self._prefill, None, dict(options))
 
     def _for_this_target(self, selection: PairSelection) -> KeptPrompt:

@@ -41,7 +41,7 @@ def messages():
 
 def test_what_a_call_may_say_are_the_options_of_a_request():
     assert SelectFields.__annotations__.keys() == PolicyOptions.model_fields.keys() | {"protected_spans", "keep_ranges"}
-    assert AskFields.__annotations__.keys() == PrefillOptions.model_fields.keys() - {"explain_text"}
+    assert AskFields.__annotations__.keys() == PrefillOptions.model_fields.keys() - {"explain_text", "catch_up"}
 
 
 def test_a_selection_of_chat_messages_keeps_the_question(pair, messages):
@@ -232,6 +232,7 @@ def test_prompts_that_are_none(pair, prompt, message):
         ({"keeprate": 0.2}, "unknown option speculative_prefill.keeprate"),
         ({"enabled": "always"}, "options of ask"),
         ({"explain_text": True}, "explain_text is an option of requests to a router"),
+        ({"catch_up": "always"}, "catch_up is an option of requests to a router"),
         ({"protected_spans": [[5, 100]]}, r"\[5, 100\]"),
     ],
 )
