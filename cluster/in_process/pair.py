@@ -68,7 +68,7 @@ OF_ROUTERS = ("explain_text", "catch_up")
 
 
 class AskFields(SelectFields, total=False):
-    """What a call of `Pair.ask` may say: the fields of the request option `speculative_prefill`. what a
+    """What a call of `Pair.ask` may say: the fields of the request option `speculative_prefill`. What a
     router alone does is left out (OF_ROUTERS)."""
 
     enabled: Literal["auto", "always"] | bool

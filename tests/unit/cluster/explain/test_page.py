@@ -115,6 +115,12 @@ def test_a_guard_that_kept_more_is_named():
     assert data_of(explain_page(explanation, prompt))["facts"][-1][1].endswith("of the kind listing")
 
 
+def test_a_catch_up_is_told():
+    explanation, prompt = of_tokens(200)
+    explanation["catch_up"] = {"state": "done", "tokens": 1204, "of": 1204, "agreement": 1.0}
+    assert data_of(explain_page(explanation, prompt))["facts"][-1] == ["1,204", "of 1,204 read after the answer (done)"]
+
+
 def test_an_unknown_reason_and_missing_scores_are_shown():
     """A newer server may give other reasons; an older speculator sends no scores."""
     explanation, prompt = of_tokens(200)
