@@ -1,6 +1,7 @@
 """The scores of a request: the speculator's attention, the words shared with the question (BM25), or their sum."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import torch
@@ -13,7 +14,7 @@ from speculator_service.reading.again import read_again
 from speculator_service.reading.peers import Peers
 from speculator_service.reading.read import read_in_windows, reads_in_windows
 from speculator_service.scoring.lexical import with_lexical
-from speculator_service.scoring.passages import passage_importance
+from speculator_service.scoring.passages import Masses, passage_importance
 
 
 async def scores_of(
@@ -50,17 +51,24 @@ async def scores_of(
         shapes = f"{tuple(scores.importance.shape)} for a prompt of {request.token_ids.shape}"
         raise SkimError(f"the speculator's scores do not fit the prompt: {shapes}")
     if by_passages:
-        masses = scores.importance.to("cpu", torch.float32).numpy()
-        found = await asyncio.to_thread(
-            passage_importance, masses, request.layout, options.bm25_weight, request.droppable
-        )
-        scores = replace(scores, importance=torch.from_numpy(found))
-        if not reads_in_windows(engine, request):
-            return scores
-        return await read_again(engine, request, scores, options.bm25_weight)
+        return await _by_passages(engine, request, scores)
     if lexical is None:
         return scores
     attention, words = scores.importance.to("cpu", torch.float32).numpy(), (await lexical).importance.numpy()
     return replace(
         scores, importance=torch.from_numpy(with_lexical(attention, words, options.bm25_weight, request.droppable))
     )
+
+
+async def _by_passages(engine: SpeculatorEngine, request: SelectRequest, scores: Scores) -> Scores:
+    """The sum of heads and words by passages, after a second read of what several windows rank highest."""
+    first, weight = (
+        Masses(scores.importance.to("cpu", torch.float32).numpy(), request.droppable),
+        request.options.bm25_weight,
+    )
+    found = await asyncio.to_thread(passage_importance, first, request.layout, weight)
+    timings, began = dict(scores.timings), time.perf_counter()
+    if reads_in_windows(engine, request) and (again := await read_again(engine, request, found)) is not None:
+        found = await asyncio.to_thread(passage_importance, first, request.layout, weight, again)
+        timings["speculate"] = timings.get("speculate", 0.0) + 1e3 * (time.perf_counter() - began)
+    return replace(scores, importance=torch.from_numpy(found), timings=timings)

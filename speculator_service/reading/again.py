@@ -5,7 +5,6 @@ the best units of all windows before one question, in the order of the text, wit
 scores then compete in one softmax. What is not read again keeps the scores of the windows.
 """
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -14,10 +13,10 @@ import torch
 from kv_transfer.arrays import Float32Array, Int32Array, no_pairs, no_scores
 from kv_transfer.messages import SelectRequest
 from kv_transfer.windows import plan_of
-from speculator_service.engine import Scores, SpeculatorEngine
+from speculator_service.engine import SpeculatorEngine
 from speculator_service.reading.read import windows_request
 from speculator_service.reading.windows import read_windows
-from speculator_service.scoring.passages import passage_importance
+from speculator_service.scoring.passages import Masses
 from speculator_service.scoring.selection import select
 
 
@@ -30,26 +29,20 @@ def tokens_again(request: SelectRequest, engine: SpeculatorEngine) -> int:
     return max(0, min(plan.tokens_again, room))
 
 
-async def read_again(engine: SpeculatorEngine, request: SelectRequest, scores: Scores, weight: float) -> Scores:
-    """The scores of the prompt [M], by passages, with those of a second read.
+async def read_again(engine: SpeculatorEngine, request: SelectRequest, importance: Float32Array) -> Masses | None:
+    """What a second read finds; None if there is none.
 
-    request: one that was read in windows. scores: by passages (`scoring.passages`). weight: of the words against the
-    heads. Raises as `SpeculatorEngine.score`.
+    request: one that was read in windows. importance: by passages (`scoring.passages`), float32
+    [M]. Raises as `SpeculatorEngine.score`.
     """
-    most = tokens_again(request, engine)
-    first = scores.importance.numpy()
-    chosen = best_tokens(request, first, most)
+    chosen = best_tokens(request, importance, tokens_again(request, engine))
     if not chosen.size:
-        return scores
-    began = time.perf_counter()
+        return None
     asked = windows_request(engine, request, chosen, np.array([chosen.size], np.int32), ".again")
-    read = await read_windows(engine, asked)
-    masses, among = np.zeros_like(first), np.zeros(first.size, bool)
-    masses[chosen], among[chosen] = read.importance, True
-    second = passage_importance(masses, request.layout, weight, among)
-    timings = dict(scores.timings)
-    timings["speculate"] = timings.get("speculate", 0.0) + 1e3 * (time.perf_counter() - began)
-    return replace(scores, importance=torch.from_numpy(ranked_again(first, second)), timings=timings)
+    found = await read_windows(engine, asked)
+    masses, read = np.zeros_like(importance), np.zeros(importance.size, bool)
+    masses[chosen], read[chosen] = found.importance, True
+    return Masses(masses, read)
 
 
 def best_tokens(request: SelectRequest, importance: Float32Array, most: int) -> Int32Array:
@@ -65,12 +58,3 @@ def best_tokens(request: SelectRequest, importance: Float32Array, most: int) -> 
     )
     positions = kept.numpy().astype(np.int32)
     return positions[droppable[positions]][:most]
-
-
-def ranked_again(first: Float32Array, second: Float32Array) -> Float32Array:
-    """The importance [M] of both reads: what was read again has as much as in the first read, shared out as in the
-    second. Both: float32 [M]; `second` is 0 where nothing was read again."""
-    again = second > 0
-    found = first.copy()
-    found[again] = second[again] * (first[again].sum() / second[again].sum())
-    return found

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from kv_transfer.passages import REACH
-from speculator_service.scoring.passages import passage_importance, z_scores
+from speculator_service.scoring.passages import Masses, passage_importance, z_scores
 from tests.unit.kv_transfer.layouts import layout_of
 
 UNITS, SIZE = 40, 10
@@ -33,19 +34,19 @@ def by_unit(importance):
 
 
 def test_all_tokens_of_a_unit_have_one_importance():
-    found = passage_importance(masses(u7=0.01), layout(), 1.0, ALL)
+    found = passage_importance(Masses(masses(u7=0.01), ALL), layout(), 1.0)
     assert found.dtype == np.float32
     assert (found.reshape(UNITS, SIZE) == by_unit(found)[:, None]).all()
     assert found.max() == 1.0
 
 
 def test_a_neighbour_counts_more_than_a_far_unit():
-    found = by_unit(passage_importance(masses(u7=0.01), layout(), 1.0, ALL))
+    found = by_unit(passage_importance(Masses(masses(u7=0.01), ALL), layout(), 1.0))
     assert found[7] > found[8] > found[9] > found[30]
     # Control: with a gap around the unit, its neighbour is like all others.
     apart = [0] * UNITS
     apart[7] = apart[8] = int(100 * REACH)
-    alone = by_unit(passage_importance(masses(u7=0.01), layout(gaps=apart), 1.0, ALL))
+    alone = by_unit(passage_importance(Masses(masses(u7=0.01), ALL), layout(gaps=apart), 1.0))
     assert alone[8] == min(alone)
 
 
@@ -53,7 +54,7 @@ def test_words_count_by_their_weight():
     words = np.zeros(UNITS)
     words[20] = 5
     for weight, best in ((1.0, {7, 20}), (0.0, {7})):
-        found = by_unit(passage_importance(masses(u7=0.01), layout(words=words), weight, ALL))
+        found = by_unit(passage_importance(Masses(masses(u7=0.01), ALL), layout(words=words), weight))
         high = set(np.flatnonzero(found > 2 * np.median(found)).tolist())
         assert best <= high
         assert (20 in high) == (weight > 0)
@@ -62,13 +63,24 @@ def test_words_count_by_their_weight():
 def test_what_may_not_be_dropped_has_no_importance_and_scores_without_a_signal_are_equal():
     some = ALL.copy()
     some[:25] = False
-    found = passage_importance(masses(u0=0.5, u7=0.01), layout(), 1.0, some)
+    found = passage_importance(Masses(masses(u0=0.5, u7=0.01), some), layout(), 1.0)
     assert not found[:25].any()
     assert found[25:].all()
-    assert len(set(passage_importance(masses(), layout(), 1.0, ALL).tolist())) == 1
+    assert len(set(passage_importance(Masses(masses(), ALL), layout(), 1.0).tolist())) == 1
 
 
 def test_z_scores_are_those_of_some_units():
     values, among = np.array([1.0, 3.0, 100.0]), np.array([True, True, False])
     assert z_scores(values, among).tolist() == [-1.0, 1.0, 0.0]
     assert z_scores(values, np.zeros(3, bool)).tolist() == [0, 0, 0]
+
+
+def test_a_second_read_ranks_what_it_read_anew_and_leaves_the_rest():
+    read = np.zeros(ALL.size, bool)
+    read[2 * SIZE : 8 * SIZE] = True
+    first, again = Masses(masses(u3=0.02, u7=0.01), ALL), Masses(masses(u3=0.001, u7=0.02), read)
+    once, twice = (passage_importance(first, layout(gaps=[1000] * UNITS), 1.0, more) for more in (None, again))
+    assert by_unit(once).argmax() == 3
+    assert by_unit(twice).argmax() == 7
+    ratio = by_unit(twice)[~by_unit(read)] / by_unit(once)[~by_unit(read)]
+    assert ratio == pytest.approx(ratio[0])  # the largest is 1, so all have another scale
