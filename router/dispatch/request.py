@@ -17,6 +17,7 @@ from router.admission.rate_limits import Caller
 from router.decision.forecast import Forecast
 from router.decision.guard import Advice
 from router.decision.rules import Decision
+from router.options.context_management import Edit
 from router.options.policies import SYSTEM_ROLES
 from router.options.request import PrefillOptions
 from router.prompt.keep_fields import KeepFields
@@ -31,7 +32,8 @@ class Request:
 
     decode_is_explicit: the client has options of its own for drafts. caller: whose API key it has; None if the endpoint
     asks for none. arrived: seconds of `time.perf_counter`. keep_fields: the client's wishes for content parts, whose
-    texts are marked in the body. render_only: the client gets the rendered prompt and no answer. later_requests: as in
+    texts are marked in the body. edits: what leaves a long chat.
+    render_only: the client gets the rendered prompt and no answer. later_requests: as in
     `router.options.headers`. deadline: when the answer must be complete.
     """
 
@@ -43,6 +45,7 @@ class Request:
     echo: bool = False
     beam_search: bool = False
     keep_fields: KeepFields | None = None
+    edits: tuple[Edit, ...] = ()
     render_only: bool = False
     later_requests: int | None = None
     deadline: Deadline = NO_DEADLINE
