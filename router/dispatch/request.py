@@ -17,6 +17,7 @@ from router.admission.rate_limits import Caller
 from router.decision.forecast import Forecast
 from router.decision.guard import Advice
 from router.decision.rules import Decision
+from router.options.context_management import Edit
 from router.options.policies import SYSTEM_ROLES
 from router.options.request import PrefillOptions
 from router.prompt.keep_fields import KeepFields
@@ -31,9 +32,9 @@ class Request:
 
     decode_is_explicit: the client has options of its own for drafts. caller: whose API key it has; None if the endpoint
     asks for none. arrived: seconds of `time.perf_counter`. keep_fields: the client's wishes for content parts, whose
-    texts are marked in the body. render_only: the client gets the rendered prompt and no answer. later_requests: as in
-    `router.options.headers`. has_tools: it offers tools to the model. hinted_priority: of a prompt that has none.
-    deadline: when the answer must be complete.
+    texts are marked in the body. edits: what leaves a long chat. render_only: the client gets the rendered prompt and no
+    answer. later_requests: as in `router.options.headers`. has_tools: it offers tools to the model. hinted_priority: of
+    a prompt that has none. deadline: when the answer must be complete.
     """
 
     options: PrefillOptions
@@ -44,6 +45,7 @@ class Request:
     echo: bool = False
     beam_search: bool = False
     keep_fields: KeepFields | None = None
+    edits: tuple[Edit, ...] = ()
     render_only: bool = False
     later_requests: int | None = None
     has_tools: bool = False

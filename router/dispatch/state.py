@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from actors.observability.tracing import NO_SPAN, Span
 from kv_transfer.limits.target import check_reply_size
@@ -138,6 +139,7 @@ def nothing() -> None:
 class CallState:
     """One HTTP call on its way. prompts: in the client's order. chats: the contents of each chat, by its rendered text.
 
+    edits: what `context_management` has cleared in the chats, as Anthropic's `applied_edits`.
     sent_salt: the `cache_salt` of a chat, as the client sent it. request_id: the engines' id of the first prompt.
     span: the call's trace span, the parent of the spans of its prompts. group: what its prompts share at the admission.
     admission: set while all prompts are admitted. logprobs: that the whole reply has by now, with those that are asked
@@ -149,6 +151,7 @@ class CallState:
     span: Span = NO_SPAN
     release_intake: Callable[[], None] = nothing
     chats: dict[str | None, ChatContents] = field(default_factory=dict)
+    edits: list[dict[str, Any]] = field(default_factory=list)
     sent_salt: str | None = None
     request_id: str = ""
     prompts: list[Outcome] = field(default_factory=list)

@@ -13,6 +13,8 @@ from router.options.errors import InvalidOptionError
 from router.options.request import clipped
 from skim_common.nesting import MAX_DEPTH, too_deep
 
+# What vLLM's schema of /v1/messages lacks, and without which an answer would be another one.
+_OF_ANTHROPIC = ("mcp_servers", "container", "compaction", "thread", "output_format")
 # A body without these needs no second JSON parse. Escapes (\\u) and UTF-16 or UTF-32 (NUL bytes) can hide the names.
 _TELLTALES = (
     b"speculative_",
@@ -20,6 +22,7 @@ _TELLTALES = (
     b"vllm_xargs",
     b"structured_outputs",
     b"logit_bias",
+    b"context_management",
     b"background",
     b"truncation",
     b"return_token_offsets",
@@ -31,6 +34,7 @@ _TELLTALES = (
     b"nvext",
     b"\\u",
     b"\0",
+    *(f'"{name}"'.encode() for name in _OF_ANTHROPIC),
 )
 
 # Signs of a number that may not fit 64 bits, in a body that `_may_hold_wide_numbers` has made simple.
@@ -69,7 +73,7 @@ def read_fields(body: bytes, path: str) -> dict[str, Any]:
     if isinstance(fields, dict):
         _refuse_reserved(fields)
         if not path.endswith("/render"):
-            _refuse_ignored(fields)
+            _refuse_ignored(fields, _WITHOUT_EFFECT + (_OF_ANTHROPIC if path.endswith("/messages") else ()))
         if path.endswith("/responses"):
             _refuse_nulls(fields)
     if has_wide or has_surrogates:
@@ -203,8 +207,8 @@ def _refuse_nulls(fields: dict[str, Any]) -> None:
             raise InvalidOptionError(f"{name} must not be null; leave it out", name)
 
 
-def _refuse_ignored(fields: dict[str, Any]) -> None:
+def _refuse_ignored(fields: dict[str, Any], names: tuple[str, ...]) -> None:
     """Refuse fields that vLLM accepts and ignores here: they act on its /render endpoints, or nowhere."""
-    for name in _WITHOUT_EFFECT:
+    for name in names:
         if fields.get(name):
             raise InvalidOptionError(f"{name} has no effect on this endpoint; leave it out", name)

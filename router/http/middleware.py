@@ -22,6 +22,7 @@ from router.explain.request_reports import RequestReports
 from router.http.body_fields import check_depth, hinted_priority, read_fields
 from router.http.body_limits import BodyBudget, check_headers, read_body
 from router.http.response import DeferredResponse, respond
+from router.options.context_management import FIELD, read_edits
 from router.options.errors import HttpError, RefusedError
 from router.options.headers import read_deadline, read_later_requests
 from router.options.request import DECODE, PREFILL, read_decode
@@ -127,6 +128,7 @@ class SkimMiddleware:
             echo=bool(fields.get("echo")),
             beam_search=bool(fields.get("use_beam_search")),
             keep_fields=keep_fields,
+            edits=read_edits(fields.get(FIELD), len(body)),
             render_only=path.endswith("/render"),
             later_requests=read_later_requests(headers),
             has_tools=bool(fields.get("tools")),

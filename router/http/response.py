@@ -23,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 from router.dispatch.losses import losses_of
 from router.dispatch.state import CallState
 from router.http.sse import KEEP_ALIVE, write_error_event
-from router.http.usage import holds_usage, with_losses
+from router.http.usage import COUNTED, holds_usage, with_losses, with_original_tokens
 from router.options.errors import HttpError
 
 MAX_VALUE_CHARS = 384
@@ -114,12 +114,14 @@ class DeferredResponse:
         await self._send(message)
 
     def _with_losses(self, message: Message) -> Message:
-        body = message.get("body", b"")
+        body, path = message.get("body", b""), self._scope["path"]
+        if body and self._call.edits and path.endswith(COUNTED):
+            return {**message, "body": with_original_tokens(body, self._call.edits)}
         if not (self._call.headers_are_true and holds_usage(body)):
             return message
         if self._losses is None:
             self._losses = losses_of(self._call)
-        return {**message, "body": with_losses(body, self._scope["path"], self._losses)}
+        return {**message, "body": with_losses(body, path, self._losses, self._call.edits)}
 
     def _values(self) -> dict[str, str]:
         """The values of the headers that are known by now. They are reported as soon as they are final."""

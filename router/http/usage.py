@@ -3,7 +3,7 @@
 It knows only the published forms of the answers, JSON and events of a stream. All other bytes stay as they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,7 +13,7 @@ EDIT = "skim_selection"
 
 
 class _Form(NamedTuple):
-    """details: the object inside `usage`. edits: whether `context_management` tells what was left out of a prompt."""
+    """details: the object inside `usage`. edits: whether `context_management` tells what a selection dropped."""
 
     details: str
     edits: bool = False
@@ -26,8 +26,10 @@ _FORMS = {
     "/messages": _Form("input_tokens_details", edits=True),
 }
 """By the end of the path."""
+COUNTED = "/messages/count_tokens"
 
 _Object = dict[str, msgspec.Raw]
+Edits = Sequence[Mapping[str, Any]]
 
 
 def holds_usage(body: bytes) -> bool:
@@ -35,23 +37,31 @@ def holds_usage(body: bytes) -> bool:
     return b'"usage"' in body
 
 
-def with_losses(body: bytes, path: str, losses: Mapping[str, Any]) -> bytes:
-    """A whole answer, or whole events of a stream, with `losses` in each usage that is not null."""
+def with_losses(body: bytes, path: str, losses: Mapping[str, Any], edits: Edits = ()) -> bytes:
+    """A whole answer, or whole events of a stream, with `losses` in each usage that is not null, and the client's own
+    `edits` beside it."""
     form = next((form for end, form in _FORMS.items() if path.endswith(end)), None)
-    if form is None or not losses:
+    if form is None or not (losses or edits):
         return body
     lines = body.split(b"\n")
     for number, line in enumerate(lines):
         start = line.find(b"{")
         if holds_usage(line) and line[:start] in (b"", b"data: "):
             try:
-                lines[number] = line[:start] + _in_answer(line[start:], form, losses)
+                lines[number] = line[:start] + _in_answer(line[start:], form, losses, edits)
             except msgspec.DecodeError:
                 continue  # a part of an event, or no JSON object
     return b"\n".join(lines)
 
 
-def _in_answer(text: bytes, form: _Form, losses: Mapping[str, Any]) -> bytes:
+def with_original_tokens(body: bytes, edits: Edits) -> bytes:
+    """An answer of Anthropic's `count_tokens`. vLLM does not know the tokens before the edits."""
+    answer = msgspec.json.decode(body)
+    answer["context_management"]["original_input_tokens"] += sum(edit["cleared_input_tokens"] for edit in edits)
+    return msgspec.json.encode(answer)
+
+
+def _in_answer(text: bytes, form: _Form, losses: Mapping[str, Any], edits: Edits) -> bytes:
     answer = msgspec.json.decode(text, type=_Object)
     # Some events hold the whole answer: the final one of /v1/responses, the first one of /v1/messages.
     outer = next((name for name in ("response", "message") if name in answer), None)
@@ -59,11 +69,13 @@ def _in_answer(text: bytes, form: _Form, losses: Mapping[str, Any]) -> bytes:
     usage = msgspec.json.decode(inner.get("usage", b"null"))
     if not isinstance(usage, dict):
         return text
-    usage[form.details] = {**(usage.get(form.details) or {}), **losses}
+    if losses:
+        usage[form.details] = {**(usage.get(form.details) or {}), **losses}
     inner["usage"] = _raw(usage)
-    if form.edits and outer is None and losses["dropped_tokens"]:
-        edit = {"type": EDIT, "cleared_input_tokens": losses["dropped_tokens"]}
-        inner["context_management"] = _raw({"applied_edits": [edit]})
+    if form.edits and losses.get("dropped_tokens"):
+        edits = [*edits, {"type": EDIT, "cleared_input_tokens": losses["dropped_tokens"]}]
+    if edits and outer != "message":  # at a stream's start, Anthropic's client would warn of an unknown type
+        inner["context_management"] = _raw({"applied_edits": edits})
     if outer is not None:
         answer[outer] = _raw(inner)
     return msgspec.json.encode(answer)

@@ -75,7 +75,7 @@ class MarkedChat:
         self._numbers: list[int] = []
         self._system: list[str] = []
         numbers: dict[tuple[str, str, Keep | None], int] = {}
-        tools = _tools(messages)
+        tools = tools_of(messages)
 
         def mark(at: int, text: str) -> str:
             role = str(messages[at].get("role") or "")
@@ -155,17 +155,23 @@ def _plain_role(role: str) -> str:
     return "tool" if role in TOOL_ROLES else "system" if role in SYSTEM_ROLES else role
 
 
-def _tools(messages: Messages) -> dict[int, str]:
-    """The name of the tool whose result a message is, by the message's index: its own, or that of the call."""
-    names: dict[str, str] = {}
-    tools: dict[int, str] = {}
+def calls_of(messages: Messages) -> dict[int, tuple[int, int]]:
+    """The call of each result of a tool, by its message's index: the index of the call's message, and its place."""
+    places: dict[str, tuple[int, int]] = {}
+    found: dict[int, tuple[int, int]] = {}
     for number, message in enumerate(messages):
         calls = message.get("tool_calls")
-        for call in calls if isinstance(calls, list | tuple) else ():
-            function = call.get("function") if isinstance(call, Mapping) else None
-            if isinstance(function, Mapping) and call.get("id"):
-                names[str(call["id"])] = str(function.get("name"))
-        name = message.get("name") or names.get(str(message.get("tool_call_id")))
-        if name and _plain_role(str(message.get("role"))) == "tool":
-            tools[number] = str(name)
-    return tools
+        for place, call in enumerate(calls if isinstance(calls, list | tuple) else ()):
+            if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping) and call.get("id"):
+                places[str(call["id"])] = number, place
+        if message.get("role") in TOOL_ROLES and (at := places.get(str(message.get("tool_call_id")))):
+            found[number] = at
+    return found
+
+
+def tools_of(messages: Messages) -> dict[int, str]:
+    """The name of the tool whose result a message is, by the message's index: its own, or that of the call."""
+    calls = {at: messages[by]["tool_calls"][place]["function"] for at, (by, place) in calls_of(messages).items()}
+    results = ((at, message) for at, message in enumerate(messages) if message.get("role") in TOOL_ROLES)
+    names = ((at, message.get("name") or calls.get(at, {}).get("name")) for at, message in results)
+    return {at: str(name) for at, name in names if name}

@@ -24,7 +24,8 @@ from router.admission.api_keys import FIRST_PRIORITY
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CURRENT, CallState
-from router.options.errors import HttpError
+from router.options.context_management import FIELD
+from router.options.errors import HttpError, InvalidOptionError
 from router.prompt.control_tokens import ControlTokens, Handling
 from router.prompt.rendered import RenderedPrompt
 from router.vllm_front.renderer import ChatRecorder, reuse_known_tokens
@@ -182,6 +183,8 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
         raise InvalidRequestError("the priority header must be an integer of 64 bits")
     if priority < least:
         raise InvalidRequestError(f"priority must be at least {least} with this API key")
+    if request.edits and prompt.get("prompt") not in call.chats:
+        raise InvalidOptionError(f"{FIELD} has no effect on prompts that no chat template makes; leave it out", FIELD)
     if request.keep_fields is not None:
         request.keep_fields.check(prompt.get("prompt") if prompt.get("prompt") in call.chats else None)
     engine_args = {name: kwargs[name] for name in _ENGINE_ARGS if kwargs.get(name) is not None}

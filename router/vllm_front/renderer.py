@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,11 @@ from cachetools import LRUCache
 
 from kv_transfer.layout import Frame
 from router.dispatch.state import CURRENT, CallState
+from router.options.context_management import ClearThinking
 from router.options.errors import HttpError
 from router.options.request import PrefillOptions, shown
 from router.prompt.contents import ChatContents, MarkedChat, Messages, changed, without_marks
+from router.prompt.context_edits import PLACEHOLDER, without_thinking, without_tool_uses
 from router.prompt.control_tokens import ControlTokens
 from router.prompt.frame import frame_messages, frame_of, settings_of
 from router.prompt.token_cache import KnownTokens
@@ -134,14 +136,19 @@ class ChatRecorder:
             return await self._plain_chat(marked, chat_params, tok_params, **kwargs)
         request, call.sent_salt = call.request, (kwargs.get("prompt_extras") or {}).get("cache_salt")
         keep_fields = request.keep_fields
-        conversations = [without_marks(messages, keep_fields) for messages in marked] if keep_fields else marked
         with refusing(call):
             check_roles(marked)
+        edits = [await self._edited(messages, call, chat_params, tok_params, kwargs) for messages in marked]
+        conversations = [without_marks(chat, keep_fields) if keep_fields else chat for chat, _ in edits]
+        with refusing(call):
             as_text = self._control_tokens is not None and any(map(self._control_tokens.in_chat, conversations))
         if as_text or (request.options.enabled and not request.render_only):
             tok_params = replace(tok_params or self._renderer.default_chat_tok_params, return_token_offsets=True)
         rendered, prompts = await self._plain_chat(conversations, chat_params, tok_params, **kwargs)
-        for messages, prompt in zip(marked, prompts, strict=True):
+        for (messages, applied), prompt in zip(edits, prompts, strict=True):
+            sizes = pairwise([*(size for _, size in applied), len(prompt.get("prompt_token_ids") or ())])
+            for (edit, _), (before, after) in zip(applied, sizes, strict=True):
+                call.edits.append({**edit, "cleared_input_tokens": before - after})
             call.chats[prompt.get("prompt")] = await self._contents(messages, call, chat_params, prompt)
             if as_text:
                 self._make_text(prompt, call)
@@ -153,6 +160,32 @@ class ChatRecorder:
         if call is not None and not call.request.render_only and needs_offsets(call.request.options):
             tok_params = replace(tok_params or self._renderer.default_cmpl_tok_params, return_token_offsets=True)
         return await self._plain_completions(prompts, tok_params, **kwargs)
+
+    async def _edited(
+        self, messages: Messages, call: CallState, params: Any, tok_params: Any, kwargs: Any
+    ) -> tuple[Messages, list[tuple[dict[str, Any], int]]]:
+        """The messages after `context_management`, and its edits that changed them, with the tokens before each."""
+        applied = []
+        unlimited = replace(
+            tok_params or self._renderer.default_chat_tok_params, max_total_tokens=None, max_output_tokens=0
+        )
+        unlimited = replace(unlimited, truncate_prompt_tokens=None, return_token_offsets=True)
+        for edit in call.request.edits:
+            keeps = call.request.keep_fields
+            plain = without_marks(messages, keeps) if keeps else messages
+            _, [prompt] = await self._plain_chat([plain], params, unlimited, **kwargs)
+            chat = await self._contents(messages, call, params, prompt)
+            with refusing(call):
+                if isinstance(edit, ClearThinking):
+                    edited, counts = without_thinking(edit, messages)
+                else:
+                    offsets, kept = prompt.get("prompt_token_offsets"), call.request.options.protect_tools
+                    placeholder = len(self._renderer.tokenizer.encode(PLACEHOLDER, add_special_tokens=False))
+                    edited, counts = without_tool_uses(edit, messages, chat, offsets, placeholder, kept)
+            if any(counts.values()):
+                messages = edited
+                applied.append(({"type": edit.type, **counts}, len(prompt["prompt_token_ids"])))
+        return messages, applied
 
     async def _contents(self, messages: Any, call: CallState, params: Any, prompt: Any) -> ChatContents:
         """Where the contents of `messages` are in the rendered `prompt`, and the frame of windows.

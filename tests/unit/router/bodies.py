@@ -17,7 +17,7 @@ SCHEMAS = {
     "/v1/responses": ResponsesRequest,
     "/v1/messages": AnthropicMessagesRequest,
 }
-OPTIONS = ("speculative_prefill", "speculative_decode")
+OPTIONS = ("speculative_prefill", "speculative_decode", "context_management")
 
 
 def minimal_body(path):
@@ -46,13 +46,13 @@ _NAMES_TEXT = (
     "type role content name function parameters arguments tool_calls text schema json json_schema regex"
     " choice grammar structural_tag id call_id input output format input_schema image_url url effort tools"
     " include_usage structures triggers begin end source tool_use_id thinking reasoning summary enabled"
-    " keep_rate max_pattern_size 1"
+    " keep_rate max_pattern_size 1 edits trigger keep value"
 )
 NAMES = st.sampled_from(_NAMES_TEXT.split())
 _KINDS_TEXT = (
     "text image_url input_audio function function_call function_call_output message reasoning json_schema"
     " json_object structural_tag tool_use tool_result thinking output_text refusal input_text input_image"
-    " mcp namespace tool any web_search_preview custom"
+    " mcp namespace tool any web_search_preview custom clear_tool_uses_20250919 clear_thinking_20251015 tool_uses"
 )
 KINDS = st.sampled_from(_KINDS_TEXT.split())
 ROLES = st.sampled_from(["user", "assistant", "system", "tool", "developer", "other"])
@@ -115,6 +115,13 @@ NEARLY_RIGHT = {
     "stop": TEXTS | st.lists(TEXTS, max_size=2),
     "logit_bias": st.dictionaries(TEXTS | NUMBERS.map(str), NUMBERS, max_size=2),
     "stream": st.booleans(),
+    "context_management": st.fixed_dictionaries(
+        {
+            "edits": st.lists(
+                st.fixed_dictionaries({"type": KINDS}, optional={"trigger": JSON, "keep": JSON}), max_size=2
+            )
+        }
+    ),
 }
 
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -176,6 +183,9 @@ RIGHT = {
         ]
     ),
     "speculative_decode": st.sampled_from([True, False, {"max_draft_tokens": 2}]),
+    "context_management": st.just(
+        {"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "tool_uses", "value": 0}}]}
+    ),
 }
 """Values that a request may have."""
 

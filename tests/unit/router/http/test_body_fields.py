@@ -53,6 +53,17 @@ async def test_a_value_that_no_pool_can_hold_is_a_400(client, pools, path, field
 
 
 @pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("field", ["mcp_servers", "container", "compaction", "thread", "output_format"])
+async def test_what_only_anthropic_s_servers_do_is_a_400(client, pools, field):
+    path = "/v1/messages"
+    response = await client.post(path, json={**minimal_body(path), field: [{"type": "x"}]})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == f"{field} has no effect on this endpoint; leave it out"
+    assert pools.generates == []
+    assert (await client.post(path, json={**minimal_body(path), field: None})).status_code == 200
+
+
+@pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.parametrize(
     "field",

@@ -1,0 +1,95 @@
+"""Applies `context_management`: old tool results and old thinking leave a chat that has grown long.
+
+The edits act on the messages that vLLM makes of a chat, so they are the same on each endpoint. A client sends its whole
+conversation each time. So an edit goes through its turns as if each had been a request of its own: what was cleared for
+one turn stays cleared, and the prompts of later turns begin alike until the next clearing.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+from router.options.context_management import FIELD, ClearThinking, ClearToolUses
+from router.options.errors import InvalidOptionError
+from router.options.policies import TOOL_ROLES
+from router.prompt.contents import ChatContents, Messages, calls_of, tools_of
+from router.prompt.protected_spans import Offsets, char_ranges, tokens_touched_by_each
+
+PLACEHOLDER = "[This tool result was cleared.]"
+_THINKING = ("reasoning", "reasoning_content")
+
+
+def without_thinking(edit: ClearThinking, messages: Messages) -> tuple[Messages, dict[str, int]]:
+    """The messages, and Anthropic's count of what they lost. A turn ends with a message of the user."""
+    turns = list(accumulate(int(message.get("role") == "user") for message in messages))
+    thoughts = [turn for turn, one in zip(turns, messages, strict=True) if any(map(one.get, _THINKING))]
+    recent = {*sorted({*thoughts}, reverse=True)[: edit.keep.value if edit.keep else None]}
+    cleared = [
+        {name: value for name, value in message.items() if name not in _THINKING or turn in recent}
+        for turn, message in zip(turns, messages, strict=True)
+    ]
+    return cleared, {"cleared_thinking_turns": len({*thoughts}) - len(recent)}
+
+
+def without_tool_uses(
+    edit: ClearToolUses,
+    messages: Messages,
+    chat: ChatContents,
+    offsets: Offsets | None,
+    placeholder: int,
+    kept: list[str],
+) -> tuple[Messages, dict[str, int]]:
+    """As `without_thinking`. chat, offsets: of the rendered messages. placeholder: its tokens. kept: the tools whose
+    results stay, too. Raises InvalidOptionError where the places of results are not known."""
+    results = [at for at, message in enumerate(messages) if message.get("role") in TOOL_ROLES]
+    if len(results) <= edit.keep.value:
+        return messages, {}
+    if chat.contents is None or offsets is None:
+        raise InvalidOptionError(f"{FIELD} has no effect with this model: its template changes the results", FIELD)
+    tools, protected = tools_of(messages), {*kept, *(edit.exclude_tools or ())}
+    stays = {at for at, tool in tools.items() if tool in protected}
+    stays |= {content.message for content in chat.contents if not content.spans or content.keep == "always"}
+    ends, tokens = [0] * (len(messages) + 1), Counter[int]()
+    placed = [content for content in chat.contents if content.spans]
+    spans = tokens_touched_by_each([content.spans[0] for content in placed], char_ranges(offsets))
+    for content, (start, end) in zip(placed, (span or (0, 0) for span in spans), strict=True):
+        ends[content.message + 1] = max(ends[content.message + 1], end)
+        tokens[content.message] += end - start
+    uses = {at: 0 if at in stays else max(0, tokens[at] - placeholder) for at in results}
+    turns = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
+    before = list(accumulate(ends, max))
+    found = cleared_uses(edit, uses, [(at, before[at]) for at in (*turns, len(messages))])
+    cleared, calls, inputs = [dict(message) for message in messages], calls_of(messages), edit.clear_tool_inputs
+    for at in found:
+        cleared[at]["content"] = PLACEHOLDER
+        if at in calls and (tools.get(at) in inputs if isinstance(inputs, list) else inputs):
+            asking, place = calls[at]
+            asked = cleared[asking]["tool_calls"] = [*cleared[asking]["tool_calls"]]
+            asked[place] = {**asked[place], "function": {**asked[place]["function"], "arguments": "{}"}}
+    return cleared, {"cleared_tool_uses": len(found)}
+
+
+def cleared_uses(edit: ClearToolUses, uses: Mapping[int, int], turns: Sequence[tuple[int, int]]) -> list[int]:
+    """The messages of the results that are cleared by the last turn.
+
+    uses: by the message of each result, the tokens that its clearing saves; 0: it stays. turns: of each request that
+    the client has made, how many messages it had, and how many tokens if none was cleared. Both are in the order of the
+    chat. Results that a request brought stay in it: the model has not read them.
+    """
+    cleared: list[int] = []
+    found: list[int] = []
+    results = list(uses)
+    seen = old = saved = gain = 0
+    least = edit.clear_at_least.value if edit.clear_at_least else 0
+    for end, tokens in turns:
+        read, seen = seen, bisect_left(results, end)
+        for use in results[old : max(old, min(read, seen - edit.keep.value))]:
+            found += [use] if uses[use] else []
+            gain += uses[use]
+            old += 1
+        size = tokens - saved if edit.trigger.type == "input_tokens" else seen - len(cleared)
+        if size > edit.trigger.value and found and gain >= least:
+            cleared += found
+            found, saved, gain = [], saved + gain, 0
+    return cleared
