@@ -32,9 +32,9 @@ class Request:
 
     decode_is_explicit: the client has options of its own for drafts. caller: whose API key it has; None if the endpoint
     asks for none. arrived: seconds of `time.perf_counter`. keep_fields: the client's wishes for content parts, whose
-    texts are marked in the body. edits: what leaves a long chat. render_only: the client gets the rendered prompt and no
-    answer. later_requests: as in `router.options.headers`. has_tools: it offers tools to the model. hinted_priority: of
-    a prompt that has none. deadline: when the answer must be complete.
+    texts are marked in the body. edits: what leaves a long chat. render_only: the client gets the rendered prompt and
+    no answer. later_requests: as in `router.options.headers`. has_tools: it offers tools to the model. hinted_priority:
+    of a prompt that has none. deadline: when the answer must be complete.
     """
 
     options: PrefillOptions
