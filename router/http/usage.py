@@ -57,7 +57,8 @@ def with_losses(body: bytes, path: str, losses: Mapping[str, Any], edits: Edits 
 def with_original_tokens(body: bytes, edits: Edits) -> bytes:
     """An answer of Anthropic's `count_tokens`. vLLM does not know the tokens before the edits."""
     answer = msgspec.json.decode(body)
-    answer["context_management"]["original_input_tokens"] += sum(edit["cleared_input_tokens"] for edit in edits)
+    if told := answer.get("context_management"):  # not in an error
+        told["original_input_tokens"] += sum(edit["cleared_input_tokens"] for edit in edits)
     return msgspec.json.encode(answer)
 
 

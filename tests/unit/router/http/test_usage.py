@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from router.http.usage import with_losses
+from router.http.usage import with_losses, with_original_tokens
 
 LOST = {"kept_tokens": 30, "dropped_tokens": 70, "largest_dropped": {"role": "tool", "tokens": 60}}
 DENSE = {"kept_tokens": 100, "dropped_tokens": 0}
@@ -60,6 +60,20 @@ def test_messages_list_the_edit(losses, edits):
     edit = {"type": "skim_selection", "cleared_input_tokens": 70}
     assert "context_management" not in start["message"]  # Anthropic's client would warn of the type
     assert delta.get("context_management") == ({"applied_edits": [edit]} if edits else None)
+
+
+def test_the_client_s_edits_stand_beside_the_usage():
+    edit = {"type": "clear_tool_uses_20250919", "cleared_tool_uses": 2, "cleared_input_tokens": 9}
+    for path in (CHAT, MESSAGES):
+        told = json.loads(with_losses(b'{"usage":{"a":1}}', path, {}, [edit]))
+        assert told == {"usage": {"a": 1}, "context_management": {"applied_edits": [edit]}}
+    told = json.loads(with_losses(b'{"response":{"usage":{"a":1}}}', RESPONSES, {}, [edit]))
+    assert told["response"]["context_management"] == {"applied_edits": [edit]}
+    both = json.loads(with_losses(b'{"usage":{}}', MESSAGES, LOST, [edit]))["context_management"]["applied_edits"]
+    assert [one["type"] for one in both] == [edit["type"], "skim_selection"]
+    counted = b'{"input_tokens":5,"context_management":{"original_input_tokens":5}}'
+    assert json.loads(with_original_tokens(counted, [edit]))["context_management"] == {"original_input_tokens": 14}
+    assert json.loads(with_original_tokens(b'{"type":"error"}', [edit])) == {"type": "error"}
 
 
 def _events(body):
