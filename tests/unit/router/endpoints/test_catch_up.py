@@ -19,8 +19,14 @@ def body(messages, **prefill):
     }
 
 
-async def test_headers_and_explain_view_tell_the_state(client, use_pools, served, document):
+@pytest.fixture(autouse=True)
+def has_room(use_pools, served, monkeypatch):
+    """The target's cache has room, whatever earlier prompts of this router have shown."""
     use_pools(target={"cache_tokens": 2**20})
+    monkeypatch.setattr(served.dispatcher.forecaster.dense, "_share", 1.0)
+
+
+async def test_headers_and_explain_view_tell_the_state(client, served, document):
     catch_ups, path = served.dispatcher.catch_ups, "/v1/chat/completions"
     first = await client.post(path, json=body(document.messages, catch_up="always"))
     assert first.headers["x-skim-catch-up"] == "planned;reason=requested"
@@ -44,8 +50,7 @@ async def test_headers_and_explain_view_tell_the_state(client, use_pools, served
 
 
 @pytest.mark.parametrize("tools", [[TOOL], []])
-async def test_tools_make_a_later_turn_likely(client, use_pools, served, document, monkeypatch, tools):
-    use_pools(target={"cache_tokens": 2**20})
+async def test_tools_make_a_later_turn_likely(client, served, document, monkeypatch, tools):
     asked = []
     plan = served.dispatcher.catch_ups.plan
     monkeypatch.setattr(
