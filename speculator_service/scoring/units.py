@@ -22,7 +22,7 @@ GROUP_TOKENS = 192
 """What is nested under one line belongs together up to this size. Evidence in indented JSON needs it; with all of the
 rank instead of half, code lost answers to whole functions around single lines."""
 
-LINKED = 0.9
+LINKED = 0.4
 """Linked units rank at least by this share of each other's mean."""
 
 Element = TypeVar("Element", bound=np.generic)

@@ -228,18 +228,18 @@ def test_the_best_of_a_small_group_brings_the_rest_at_half_its_rank():
 
 def test_a_line_brings_those_that_share_an_identifier_with_it():
     """The question names the customer; the order has the customer's id. Line 5 matters more than what is linked, if it
-    has more than nine tenths."""
+    has more than four tenths."""
     flat, scores = np.zeros(8, np.int32), [9, 1, 0, 1, 2, 3, 1, 0]
     assert kept_lines(scores, 0.25, flat) == [0, 5]
     assert kept_lines(scores, 0.25, flat, links=[(0, 2)]) == [0, 2]
-    scores[5] = 8.2
+    scores[5] = 3.7
     assert kept_lines(scores, 0.25, flat, links=[(0, 2)]) == [0, 5]
     assert kept_lines([0, 1, 9, 1, 2, 3, 1, 0], 0.25, flat, links=[(0, 2)]) == [0, 2], "the other way round"
 
 
 def test_a_line_that_the_question_names_comes_first_and_brings_what_is_linked_with_it():
     """It is linked with itself. The best of the others follows, and then the one that shares an identifier with it."""
-    flat, scores = np.zeros(8, np.int32), [9, 1, 0, 1, 2, 8, 1, 0]
+    flat, scores = np.zeros(8, np.int32), [9, 1, 0, 1, 2, 3, 1, 0]
     assert kept_lines(scores, 0.25, flat) == [0, 5]
     assert kept_lines(scores, 0.25, flat, links=[(2, 2)]) == [0, 2]
     assert kept_lines(scores, 0.37, flat, links=[(2, 2)]) == [0, 2, 5]
