@@ -2,9 +2,10 @@
 
 Scores of two windows are compared as they are, although each window shares its own attention out. The second read puts
 the best units of all windows before one question, in the order of the text, with the labels that name them. Their
-scores then compete in one softmax. What is not read again keeps the scores of the windows.
+scores then compete in one softmax. `scoring.passages` ranks by both reads.
 """
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -32,10 +33,10 @@ def tokens_again(request: SelectRequest, engine: SpeculatorEngine) -> int:
 async def read_again(engine: SpeculatorEngine, request: SelectRequest, importance: Float32Array) -> Masses | None:
     """What a second read finds; None if there is none.
 
-    request: one that was read in windows. importance: by passages (`scoring.passages`), float32
-    [M]. Raises as `SpeculatorEngine.score`.
+    request: one that was read in windows. importance: by passages (`scoring.passages`), float32 [M].
+    Raises as `SpeculatorEngine.score`.
     """
-    chosen = best_tokens(request, importance, tokens_again(request, engine))
+    chosen = await asyncio.to_thread(best_tokens, request, importance, tokens_again(request, engine))
     if not chosen.size:
         return None
     asked = windows_request(engine, request, chosen, np.array([chosen.size], np.int32), ".again")

@@ -84,3 +84,17 @@ def test_a_second_read_ranks_what_it_read_anew_and_leaves_the_rest():
     assert by_unit(twice).argmax() == 7
     ratio = by_unit(twice)[~by_unit(read)] / by_unit(once)[~by_unit(read)]
     assert ratio == pytest.approx(ratio[0])  # the largest is 1, so all have another scale
+
+
+def test_what_the_first_read_is_surest_of_loses_nothing_by_the_second(monkeypatch):
+    read = np.zeros(ALL.size, bool)
+    read[: 20 * SIZE] = True
+    distracted = {f"u{unit}": 0.02 for unit in range(10, 20)}
+    first, again = Masses(masses(u3=0.5), ALL), Masses(masses(u3=0.0001, **distracted), read)
+
+    def best():
+        return by_unit(passage_importance(first, layout(gaps=[1000] * UNITS), 1.0, again)).argmax()
+
+    assert best() == 3
+    monkeypatch.setattr("speculator_service.scoring.passages.SURE_SHARE", 0.0)
+    assert best() != 3
