@@ -3,7 +3,7 @@
 Their efficiencies are those of an earlier run on an H200 without CUDA graphs (`cluster.plan.gpus`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from cluster.plan.engine import Model, PlannedEngine
@@ -35,14 +35,10 @@ class Arithmetic:
     def expected(self, tokens: int, kept: int, window: int | None, depth: float) -> dict[str, float]:
         """Milliseconds of the dense prompt, of the speculator's read, of the kept tokens and of Skim, and dense ÷ Skim.
 
-        window: tokens of a window; None if the prompt is read as a whole. depth: share of the layers that windows run.
+        window: tokens of a window; None if the prompt is read as a whole. depth: share of the layers that it runs.
         """
-        speculator = self.speculator
-        if window:
-            count = -(-tokens // window)
-            read = depth * speculator.read_s(Read(-(-tokens // count)), count)
-        else:
-            read = speculator.select_s(Read(tokens))
+        speculator = replace(self.speculator, windows=True, window=window) if window else self.speculator
+        read = depth * speculator.select_s(Read(tokens))
         dense, rest = (self.target.read_s(Read(size)) for size in (tokens, kept))
         skim = read + rest + self.target.machine.skim_s
         seconds = {"dense": dense, "read": read, "kept": rest, "skim": skim}

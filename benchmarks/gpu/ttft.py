@@ -168,7 +168,8 @@ def _row(
         "dense_to_skim": _ratios(runs, "dense_ms", "skim_ms"),
     }
     if arithmetic:
-        row["expected"] = arithmetic.expected(length, round(medians["kept_tokens"]), window, depth if skips else 1.0)
+        share = depth if window and skips else 1.0
+        row["expected"] = arithmetic.expected(length, round(medians["kept_tokens"]), window, share)
         row["why_not_as_expected"] = reason(row)
     return row
 

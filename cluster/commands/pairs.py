@@ -82,9 +82,9 @@ def _show(result: dict[str, Any]) -> None:
     print_line(
         "\ncost: parameters that compute a prompt token, as a share of the target's."
         f" {', '.join(lengths)}: operations to the first token of a prompt of this length with keep rate"
-        f" {result['keep_rate']:g}, as a share of a dense prefill's. The second line is for `read: windows`; else the"
-        " speculator reads the prompt as a whole. The quality of the selection is not checked: measure it with"
-        " `skim eval`. `skim plan size` gives times on GPUs."
+        f" {result['keep_rate']:g}, as a share of a dense prefill's. The second line is for `read: windows`, with"
+        " its second read; else the speculator reads the prompt as a whole. The quality of the selection is not"
+        " checked: measure it with `skim eval`. `skim plan size` gives times on GPUs."
     )
 
 

@@ -89,15 +89,16 @@ def _sizer(
     chosen = gpu_named(gpu)
     own = [located(str(model), Path.cwd()) if model else None for model in models]
     rate: float | None = None
-    windows = True
+    windows = again = True
     if config is not None:
         own = [given or pool.model for given, pool in zip(own, (config.target, config.speculator), strict=True)]
         rate = config.selection.fixed_rate
         windows = config.selection.for_prompt(windows=True).read == "windows"
+        again = config.selection.read_again == "on"
     if own[0] is None or own[1] is None:
         raise SkimError("give a deployment file, or both --target and --speculator")
     pair = (Model.load(own[0]), Model.load(own[1]))
-    return Sizer(*pair, chosen, Machine.of(chosen), weight_bits, kv_bits, windows=windows), rate
+    return Sizer(*pair, chosen, Machine.of(chosen), weight_bits, kv_bits, windows=windows, again=again), rate
 
 
 def _check_positions(sizer: "Sizer", tokens: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from cluster.plan.formulas import all_reduce, roofline
 from cluster.plan.gpus import GIB, USABLE, WORKING_GIB, Gpu, Machine
 from kv_transfer.options import SelectionOptions
+from kv_transfer.windows import AGAIN_SHARE, MOST_AGAIN
 from skim_common.errors import ModelError
 from skim_common.models.costs import (
     LINEAR,
@@ -117,6 +118,7 @@ class PlannedEngine:
     """A model on `ranks` equal machines with tensor parallelism. weight_bits, kv_bits: of a number that is stored.
 
     windows: as a speculator it reads prompts in windows (`read: auto` with a head profile). window: tokens of each.
+    again: it reads the best of several windows once more (`read_again`).
     """
 
     model: Model
@@ -127,6 +129,7 @@ class PlannedEngine:
     chunk: int = CHUNK
     windows: bool = False
     window: int = WINDOW
+    again: bool = True
 
     def kv_bytes(self, tokens: float) -> float:
         """KV bytes of a prompt on each rank. If there are more ranks than KV heads, some hold copies."""
@@ -144,13 +147,16 @@ class PlannedEngine:
 
     def select_s(self, read: Read) -> float:
         """Seconds in which a speculator reads and scores a prompt: all windows together, through all layers and on one
-        replica; or the prompt as a whole, and the look-ahead tokens after it.
+        replica, and then the second read, which is never cached; or the prompt as a whole, and the look-ahead after it.
         """
         tokens = read.cached + read.tokens
         if not self.windows:
             return self.read_s(read) + LOOK_AHEAD * self.step_s(1, tokens)
         count = -(-tokens // self.window)
-        return self.read_s(Read(-(-read.tokens // count) + FRAME, read.cached // count), count)
+        first = self.read_s(Read(-(-read.tokens // count) + FRAME, read.cached // count), count)
+        if count == 1 or not self.again:
+            return first
+        return first + self.read_s(Read.of(min(MOST_AGAIN, AGAIN_SHARE * tokens) + FRAME))
 
     def step_s(self, rows: float, context: float, tokens: int = 1) -> float:
         """Seconds of a decode step of `rows` requests of `context` tokens, with `tokens` tokens each."""

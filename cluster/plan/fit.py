@@ -24,7 +24,8 @@ COUNTING = Machine(linear=1.0, attention=1.0, bandwidth=inf)
 class FirstToken(NamedTuple):
     """The cost of the first token, where dense is 1: the speculator's read, and the target's read of what is kept.
 
-    whole: the speculator reads the prompt as a whole. windows: it reads windows (`read: windows`).
+    whole: the speculator reads the prompt as a whole. windows: it reads windows (`read: windows`), and
+    the best of several windows once more.
     """
 
     whole: float

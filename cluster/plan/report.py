@@ -102,6 +102,7 @@ def _assumptions(sizer: Sizer, load: PlannedLoad) -> list[str]:
     read = "as a whole"
     if sizer.windows:
         read = "in windows, as one with a head profile does, on one replica"
+        read += ", and the best of several windows once more" * sizer.again
     return [
         f"Prefill: efficiencies {known}, with two models and without CUDA graphs.",
         f"The speculator reads a prompt {read}.",

@@ -46,7 +46,7 @@ class Plan:
 class Sizer:
     """The two models on one kind of GPU. weight_bits, kv_bits: of both models.
 
-    windows: the speculator reads prompts in windows, as one with a head profile does.
+    windows: the speculator reads prompts in windows, as one with a head profile does. again: as `PlannedEngine.again`.
     """
 
     target: Model
@@ -56,6 +56,7 @@ class Sizer:
     weight_bits: float = 16
     kv_bits: float = 16
     windows: bool = True
+    again: bool = True
 
     def plain(self, load: PlannedLoad) -> Plan | None:
         """Plain vLLM on the fewest GPUs; None if no size up to MOST_GPUS keeps the SLOs."""
@@ -130,7 +131,9 @@ class Sizer:
 
     def engine(self, model: Model, ranks: int) -> PlannedEngine:
         windows = self.windows and model is self.speculator
-        return PlannedEngine(model, self.machine, ranks, self.weight_bits, self.kv_bits, windows=windows)
+        return PlannedEngine(
+            model, self.machine, ranks, self.weight_bits, self.kv_bits, windows=windows, again=self.again
+        )
 
     def kept(self, load: PlannedLoad) -> int:
         """The tokens that the target reads of a prompt."""

@@ -52,7 +52,7 @@ def test_the_arithmetic_is_that_of_the_plan():
     assert Arithmetic.of(*configs(preset("8b")), None) is None
 
 
-@pytest.mark.parametrize(("rate", "cells"), [(0.1, "2.3 | 4.6 | 6.8 | 10.5"), (0.2, "1.9 | 3.5 | 4.8 | 6.8")])
+@pytest.mark.parametrize(("rate", "cells"), [(0.1, "2.0 | 3.9 | 5.7 | 9.5"), (0.2, "1.7 | 3.0 | 4.2 | 6.4")])
 def test_the_page_has_the_arithmetic(rate, cells):
     arithmetic = Arithmetic.of(*configs(preset("8b")), "NVIDIA H200")
     tokens = (8192, 32768, 65536, 131072)

@@ -2,11 +2,13 @@
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from cluster.plan.formulas import expected_tokens
 from cluster.plan.gpus import GPUS, Machine
+from cluster.plan.kept import kept_by_default
 from cluster.plan.pools import MOST_BUSY, PlannedLoad, draft_step_s, speculator_pool, target_pool
 from cluster.plan.report import answer, verdict
 from cluster.plan.size import RANKS, Sizer
@@ -148,6 +150,16 @@ def test_skim_pays_from_the_length_where_both_take_the_same_time():
     assert skim < plain
     plain, skim = own.first_alone(load, round(0.95 * tokens), *ranks)
     assert skim > plain
+
+
+def test_the_first_page_says_what_remains_if_attention_is_free():
+    """A 70B on 8 GPUs, and a 1B that reads all of a prompt on one, also a second time."""
+    own = sizer("llama-70b", "llama-1b", "h100")
+    free = replace(own, target=replace(own.target, read=replace(own.target.read, pair=0.0)))
+    kept = replace(LONG, keep_rate=kept_by_default(32768))
+    plain, skim = free.first_alone(kept, 32768, 8, 1, 8)
+    page = " ".join((Path(__file__).parents[4] / "README.md").read_text().split())
+    assert f"a 70B (8 H100) with a 1B reads 32k {plain / skim:.1f} times as fast" in page
 
 
 def test_the_best_draft_length_follows_the_acceptance():
