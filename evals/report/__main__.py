@@ -72,6 +72,7 @@ SUBJECTS = {
         Section("answers", "Answers to questions of people", "evals.questions.results"),
         Section("questions", "Evidence that people marked", "evals.questions.kept"),
         Section("evidence", "Evidence kept by a selection", "evals.run.evidence_kept"),
+        Section("forms", "Forms of prompts", "evals.run.forms_kept"),
         Section("calibrate", "Calibration of a pair", "evals.calibration.measure"),
     ),
     "Published benchmarks": (
