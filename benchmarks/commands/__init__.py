@@ -24,6 +24,7 @@ COMMANDS = {
         "cpu",
     ),
     "benchmarks.replay.commands": ("replay",),
+    "benchmarks.sessions.commands": ("sessions",),
     "benchmarks.engines.commands": (
         "decode",
         "acceptance",

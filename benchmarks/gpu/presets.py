@@ -52,6 +52,7 @@ def _qwen2(layers: int, hidden: int, heads: int, kv_heads: int, wide: int, vocab
 MODELS: dict[str, dict[str, Any]] = {
     "llama-1b": _llama(16, 2048, 32, 8, 64, 8192, 128256, True),  # Llama-3.2-1B
     "llama-8b": _llama(32, 4096, 32, 8, 128, 14336, 128256, False),  # Llama-3.1-8B
+    "llama-70b": _llama(80, 8192, 64, 8, 128, 28672, 128256, False),  # Llama-3.1-70B
     "qwen-7b": _qwen2(28, 3584, 28, 4, 18944, 152064),  # Qwen2.5-7B
     "qwen-32b": _qwen2(64, 5120, 40, 8, 27648, 152064),  # Qwen2.5-32B
     "qwen3-0.6b": _llama(28, 1024, 16, 8, 128, 3072, 151936, True),  # Qwen3-0.6B, without its norms of queries and keys

@@ -50,6 +50,7 @@ SUBJECTS = {
         Section("hostile", "Time to first token beside hostile clients", "benchmarks.load.hostile"),
         Section("interference", "Streams while cold prompts are read", "benchmarks.load.interference"),
         Section("replay", "Replay of a trace", "benchmarks.replay.results"),
+        Section("sessions", "Sessions of agents", "benchmarks.sessions.results"),
         Section("cpu", "CPU time of a request", "benchmarks.load.cpu"),
     ),
     "Inside the engines": (

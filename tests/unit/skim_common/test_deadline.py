@@ -5,9 +5,9 @@ from contextlib import aclosing
 
 import pytest
 
+from benchmarks.harness.virtual_time import run
 from skim_common.deadline import Deadline
 from skim_common.errors import DeadlineError
-from tests.unit.virtual_time import run
 
 
 class Stream:

@@ -6,12 +6,12 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
+from benchmarks.harness.virtual_time import run
 from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
 from kv_transfer.sampling import CUMULATIVE
 from router.pools.answer_record import AnswerRecord
 from skim_common.errors import EngineUnavailableError
 from target_service.joined_outputs import join, joined
-from tests.unit.virtual_time import run
 
 
 def output(*tokens, index=0, end=None, text=None, logprobs=False, **fields):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.harness import virtual_time
 from benchmarks.mock_engines.compute import MockCompute, MockPrefixCache
-from tests.unit import virtual_time
 
 
 def ids(*runs):

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from benchmarks.harness.virtual_time import run
 from kv_transfer.messages import GenerateOutput
 from router.admission import pool_load
 from router.admission.controller import Admission
@@ -14,7 +15,6 @@ from router.admission.ticket import AdmissionRequest, OverloadedError, PromptGro
 from router.decision.cost_model import Work
 from skim_common.deadline import Deadline
 from tests.unit.actors.local_meter import LocalMeter
-from tests.unit.virtual_time import run
 
 PROMPT = Work(target_ms=1000.0)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.harness.virtual_time import run
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.windows import plan_of
 from router.decision.forecaster import Forecaster
@@ -16,7 +17,6 @@ from speculator_service.service import SpeculatorService
 from tests.unit.actors.mock_actors import MODELS
 from tests.unit.router.decision.test_forecast_accuracy import right
 from tests.unit.speculator_service.reading.replicas import OPTIONS, Pool, asking
-from tests.unit.virtual_time import run
 
 SPECULATOR = str(MODELS / "speculator")
 READ = PrefillOptions(

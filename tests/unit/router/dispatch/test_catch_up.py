@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks.harness import virtual_time
 from kv_transfer.messages import ADAPTER, TokenLogprob
 from kv_transfer.options import DecodeOptions
 from kv_transfer.sampling import READ_ONLY
@@ -21,7 +22,6 @@ from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.pools.interface import unwatched
 from router.pools.migration import ReplicaLostError
-from tests.unit import virtual_time
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools, until
 from tests.unit.router.dispatching import prompt as one_prompt

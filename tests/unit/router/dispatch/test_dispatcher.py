@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.harness import virtual_time
 from kv_transfer.options import DecodeOptions
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
@@ -17,7 +18,6 @@ from router.pools.availability import PoolDownError
 from router.prompt.contents import ChatContents, Content
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError, WireError
 from skim_common.models.costs import ReadCost
-from tests.unit import virtual_time
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools
 from tests.unit.router.dispatching import IDS, SAMPLING, prompt, run

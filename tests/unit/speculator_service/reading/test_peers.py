@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.harness.virtual_time import run
 from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.windows import WindowsRequest
 from skim_common.errors import EngineUnavailableError, SkimError
@@ -13,7 +14,6 @@ from speculator_service.reading.read import read_in_windows
 from speculator_service.service import SpeculatorService
 from tests.unit.kv_transfer.layouts import relaid
 from tests.unit.speculator_service.reading.replicas import FRAME, OPTIONS, Pool, asking
-from tests.unit.virtual_time import run
 
 ASKED = np.arange(2, dtype=np.int32), np.array([2], np.int32)
 """One question of two tokens."""

@@ -1,13 +1,14 @@
 """Virtual time for simulations: an event loop whose clock jumps to the next timer when nothing else is to do.
 
 Code that only waits with asyncio runs in it unchanged, and hours take seconds. The time that the code itself computes
-does not count. Nothing outside the loop (a thread, a socket) can be awaited.
+does not count: a function that is handed to a worker thread runs at once, in the loop. Nothing else that is outside
+the loop, such as a socket, can be awaited.
 """
 
 import asyncio
 import selectors
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -37,6 +38,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._clock.now
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:  # type: ignore[override]
+        done: asyncio.Future[Result] = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
 
 def run(simulation: Coroutine[Any, Any, Result]) -> Result:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.unit.virtual_time import run
+from benchmarks.harness.virtual_time import run
 
 
 def test_hours_pass_at_once_and_waits_end_in_order():
@@ -40,3 +40,16 @@ def test_waiting_for_something_outside_fails():
 
     with pytest.raises(RuntimeError, match="no timer is set"):
         run(forever())
+
+
+def test_work_for_a_thread_is_done_at_once():
+    def fails():
+        raise ValueError("broken")
+
+    async def simulation():
+        assert await asyncio.to_thread(sum, [1, 2]) == 3
+        with pytest.raises(ValueError, match="broken"):
+            await asyncio.to_thread(fails)
+        return time.perf_counter()
+
+    assert run(simulation()) == 0
