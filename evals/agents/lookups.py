@@ -102,7 +102,7 @@ def call(turns: int, tokens: int, rng: random.Random) -> Conversation:
         customer, order = pages[asked][0]
         carrier = rng.choice(COMPANIES)
         arguments = {"order": order, "carrier": carriers[carrier]}
-        question = f"ship the order of {customer} from page {asked + 1} with the carrier {carrier}."
+        question = f"call `ship_order` for the order of {customer} from page {asked + 1} with the carrier {carrier}."
         evidence = (_order_line(customer, order), json.dumps({"carrier": carrier, "id": carriers[carrier]}))
         wanted = json.dumps({"name": "ship_order", "arguments": arguments})
         quiz = Quiz([], question, "", (wanted,), (), evidence, metric=calls_right)
@@ -110,7 +110,7 @@ def call(turns: int, tokens: int, rng: random.Random) -> Conversation:
         rng.shuffle(needles)
         made.append(
             Turn(
-                f"List page {number + 1}. Then {question}",
+                f"Read page {number + 1}. Then {question}",
                 ("list_orders", {"page": number + 1}),
                 needles if number else [*listed, *needles],
                 quiz,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import plots
+from evals.agents.engines import WITHOUT
 from evals.questions.results import Figure, figure, outcomes, points
 from evals.run.ask import Case
 from evals.selection.selectors import DENSE
@@ -50,12 +51,14 @@ def describe(result: dict[str, Any]) -> str:
     settings, samples = result["settings"], result["samples"]
     conversations = len({sample["seed"] for sample in samples})
     lengths = [sample["prompt"] for sample in samples]
+    dense = sum(one.kept == 1 for one in outcomes(result)[WITHOUT, 0.0])
     lines = [
         f"{len(samples)} asked turns of {conversations} conversations, prompts of {min(lengths):,} to {max(lengths):,}"
         f" tokens, target `{settings['target']}`, speculator `{settings['speculator']}`, greedy decoding. The earlier"
         " turns are given with right answers, and are the same in all modes. In brackets: the 95 % interval of the"
         " paired difference from dense in points, by conversations drawn anew. *Kept*: the share of the prompt that the"
-        " target reads for the answer; in later turns with catch-up it is all.",
+        f" target reads for the answer; in later turns with catch-up it is all. Of the {len(samples)} prompts,"
+        f" *{WITHOUT}* runs {dense} dense.",
         "",
     ]
     return "\n".join([*lines, *(f"- *{name}*: {what}." for name, what in result["selectors"].items())])

@@ -98,6 +98,7 @@ def test_the_table_counts_right_answers(measured):
     assert columns == ["turns", "n", "dense", "auto", "kept", "auto + catch-up", "kept"]
     assert rows[1] == ["fact", "2", "2", "1 (too few documents)", "0.50", "2 (no score differs)", "1.00"]
     assert "3 asked turns of 2 conversations" in describe(result)
+    assert "Of the 3 prompts, *auto* runs 0 dense." in describe(result)
 
 
 def test_an_unknown_family_is_one_sentence():
