@@ -30,6 +30,7 @@ COMMANDS = {
         "acceptance",
     ),
     "benchmarks.scaling.commands": ("scale",),
+    "evals.commands.agents": ("agents",),
     "evals.commands.evidence": ("evidence",),
     "evals.commands.forms": ("forms",),
     "evals.commands.questions": ("questions",),

@@ -1,1 +1,1 @@
-"""The commands `skim eval`, `skim calibrate`, and those of `skim bench` that ask for evidence."""
+"""The commands `skim eval`, `skim calibrate`, and those of `skim bench` that ask for answers or evidence."""

@@ -71,6 +71,7 @@ SUBJECTS = {
         Section("families", "Answer quality on real text, over time to first token", "evals.results.families"),
         Section("lengths", "Answer quality on real text, by prompt length", "evals.results.lengths"),
         Section("answers", "Answers to questions of people", "evals.questions.results"),
+        Section("agents", "An agent's answers", "evals.agents.results"),
         Section("questions", "Evidence that people marked", "evals.questions.kept"),
         Section("evidence", "Evidence kept by a selection", "evals.run.evidence_kept"),
         Section("forms", "Forms of prompts", "evals.run.forms_kept"),

@@ -5,10 +5,12 @@ Here also: rows that speak against Skim. Not here: the page's prose, which is in
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks.report.soak import FAILED
 from benchmarks.report.statistics import in_words
+from evals.agents import results as agents
 from evals.questions import results as answers
 from evals.questions.ways import BM25, DEFAULT, NO_DOCUMENT
 from evals.results import families, lengths, published
@@ -339,6 +341,22 @@ SHOWN = (
         _later_turns,
         f"40 questions about documents of 4,096 tokens; {QWEN}",
         "Answer quality by keep rate",
+    ),
+    Claim(
+        "edits of code in an agent's conversation whose tests pass, without an option",
+        "agents-qwen",
+        partial(agents.counts, group="edit"),
+        f"conversations of 8 turns, prompts of 3,500 tokens and more; {QWEN}",
+        "An agent's answers",
+        awaited=True,
+    ),
+    Claim(
+        "right answers of an agent: facts, corrected values, calls and edits, without an option",
+        "agents-qwen",
+        partial(agents.counts, group=agents.ALL),
+        f"conversations of 8 turns, prompts of 3,500 tokens and more; {QWEN}",
+        "An agent's answers",
+        awaited=True,
     ),
     Claim(
         f"time to first token on a GPU at keep rate {BENCH_KEEP}, compared with dense",

@@ -13,10 +13,11 @@ from benchmarks.report.progress import Progress, silent
 from benchmarks.report.statistics import wilson
 from evals.questions.endpoint import QuestionEndpoint
 from evals.questions.file import read_questions
-from evals.questions.samples import QuestionSample, draw
+from evals.questions.samples import draw
 from evals.questions.ways import DEFAULT, NO_DOCUMENT, WAYS, QuestionEngines
 from evals.run import turns
 from evals.run.ask import Answer, Asker, Case, Engines, load_tokenizer, model_name
+from evals.run.conversations import ask_conversations, given_answers, scored
 from evals.run.endpoint import Endpoint
 from evals.run.failure_pages import worse_answers, write_pages
 from evals.run.journal import Journal
@@ -106,12 +107,12 @@ def run(settings: EvalSettings, progress: Progress = silent) -> dict[str, Any]:
     progress("starting the engines" if settings.endpoint is None else "asking the endpoint", 0)
     selectors, cases = asyncio.run(_ask_all(settings, conversations, journal, progress))
     samples = list(chain(*conversations))
-    given = _given(samples, journal, cases)
+    given = given_answers(samples, journal, cases)
     found = {
         "machine": began,
         "settings": settings.in_results(),
         "selectors": {name: settings.known_selectors[name].what for name in selectors},
-        "samples": [_scored(sample, answers) for sample, answers in zip(samples, given, strict=True)],
+        "samples": [scored(sample, answers) for sample, answers in zip(samples, given, strict=True)],
     }
     if settings.questions is not None:
         return found
@@ -202,35 +203,17 @@ async def _ask_all(
 ) -> tuple[tuple[str, ...], list[Case]]:
     """Ask what the journal does not know yet; the first error ends the run. Returns the selectors and the cases."""
     asker = _asker(settings)
-    slots, done = asyncio.Semaphore(settings.concurrency), 0
-
-    async def ask(conversation: list[Sample]) -> None:
-        nonlocal done
-        async with slots:
-            await _ask(asker, conversation, journal)
-        done += 1
-        last = conversation[-1]
-        progress(f"{last.task}, {last.length} tokens", done / len(conversations))
-
     try:
-        await asyncio.gather(*map(ask, conversations))
+        await ask_conversations(asker, conversations, journal, progress, settings.concurrency)
         if isinstance(asker, Engines):
             samples = list(chain(*conversations))
             await _time(asker, settings.timed, samples, journal, progress)
             if settings.explain is not None:
-                found = list(worse_answers(samples, _given(samples, journal, asker.cases), asker.explained))
+                found = list(worse_answers(samples, given_answers(samples, journal, asker.cases), asker.explained))
                 await write_pages(asker, settings.target, found, settings.explain, progress)
         return asker.selectors, asker.cases
     finally:
         await asker.close()
-
-
-async def _ask(asker: Asker, conversation: list[Sample], journal: Journal) -> None:
-    """One conversation, from its first turn on if any of its answers is missing."""
-    if all(set(asker.cases) <= journal.answers(sample).keys() for sample in conversation):
-        return
-    for sample in conversation:
-        journal.add(sample, await asker.ask(sample, journal.answers(sample).keys()))
 
 
 async def _time(asker: Engines, count: int, samples: list[Sample], journal: Journal, progress: Progress) -> None:
@@ -243,27 +226,11 @@ async def _time(asker: Engines, count: int, samples: list[Sample], journal: Jour
             journal.add_timings(sample, await asker.time(sample))
 
 
-def _given(samples: Sequence[Sample], journal: Journal, cases: Sequence[Case]) -> list[dict[Case, Answer]]:
-    """The answers to the cases of each sample. The journal may hold further cases of earlier runs."""
-    return [{case: journal.answers(sample)[case] for case in cases} for sample in samples]
-
-
-def _scored(sample: Sample, answers: Mapping[Case, Answer]) -> dict[str, Any]:
-    """The scores of a sample: [selector, keep rate, score, tokens read] for each case, and its dense answer."""
-    scores = [[*case, round(sample.quiz.score(answer.text), 4), answer.read] for case, answer in answers.items()]
-    dense = answers[DENSE, 1.0]
-    where = {"task": sample.task, "family": sample.family, "length": sample.length, "seed": sample.seed}
-    # An answer may quote the user's text, so results do not hold it.
-    more = {"document": sample.document} if isinstance(sample, QuestionSample) else {"dense": dense.text}
-    return {**where, "prompt": dense.prompt, **more, "scores": scores}
-
-
 def _cells(samples: list[Sample], answers: list[dict[Case, Answer]]) -> list[dict[str, Any]]:
     scores: dict[tuple[str, int, str, float], list[tuple[float, float]]] = defaultdict(list)
     for sample, by_case in zip(samples, answers, strict=True):
         for (name, rate), answer in by_case.items():
-            scored = (sample.quiz.score(answer.text), answer.kept)
-            scores[sample.task, sample.length, name, rate].append(scored)
+            scores[sample.task, sample.length, name, rate].append((sample.quiz.score(answer.text), answer.kept))
     cells = []
     for (task, length, name, rate), found in scores.items():
         n = len(found)

@@ -125,7 +125,7 @@ def compose(quiz: Quiz, tokens: int, style: Style, count: Count, rng: random.Ran
     # Tokens can merge at the borders of parts, so the sum can be too high.
     while count(message([*filler, *quiz.needles])) < tokens:
         filler.append(next(parts))
-    return message(_mixed(quiz.needles, filler, rng))
+    return message(mixed(quiz.needles, filler, rng))
 
 
 def _around(quiz: Quiz, document: str, style: Style) -> str:
@@ -180,7 +180,7 @@ def converse(quiz: Quiz, document: str, style: Style) -> list[Message]:
     return messages
 
 
-def _mixed(needles: list[str], filler: list[str], rng: random.Random) -> list[str]:
+def mixed(needles: list[str], filler: list[str], rng: random.Random) -> list[str]:
     """All parts, with the needles in their order at random places."""
     places = set(rng.sample(range(len(needles) + len(filler)), len(needles)))
     each = {True: iter(needles), False: iter(filler)}
