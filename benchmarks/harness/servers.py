@@ -162,12 +162,14 @@ def skim_config(
     dtype: str = "float32",
     cores: Mapping[str, Iterable[int]] | None = None,
     head_profile: Path | None = None,
+    stream_share: float | None = None,
     **decode: Any,
 ) -> DeploymentConfig:
     """The deployment of both models; all other fields have the defaults of `skim serve`.
 
     kv_tokens: tokens that each pool's KV cache holds. speculator_kv_tokens: if the speculator's holds another number.
-    cores: by pool, as in `engine_environment`. head_profile: the speculator's. decode: fields of the section `decode`.
+    cores: by pool, as in `engine_environment`. head_profile: the speculator's. stream_share: the target's.
+    decode: fields of the section `decode`.
     """
     pools = {
         pool: {
@@ -186,7 +188,12 @@ def skim_config(
     return DeploymentConfig.model_validate(
         {
             "served_model_name": MODEL,
-            "target": {"model": str(target), "engine_options": {**of_target, **TELL_CACHED}, **pools["target"]},
+            "target": {
+                "model": str(target),
+                "engine_options": {**of_target, **TELL_CACHED},
+                "stream_share": stream_share,
+                **pools["target"],
+            },
             "speculator": {"model": str(speculator), "engine_options": of_speculator, **pools["speculator"]},
             # vLLM's benchmark client, which the runs share, takes no comments between events.
             "router": {"port": free_port(), "cpus": 0.5, "keep_alive_s": 0},

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from benchmarks.commands.lists import values
+from benchmarks.commands.lists import numbers, values
 from benchmarks.commands.output import Files, JsonFile, PlotFile, measure
 from benchmarks.commands.pair_options import (
     AnswerTokens,
@@ -142,8 +142,11 @@ class InterferenceOptions:
     prompt_tokens: Annotated[int, typer.Option(min=1200, help="Length of a cold prompt in tokens.")] = 8192
     keep_rate: KeepRate = 0.2
     before_s: Annotated[float, typer.Option(min=1, help="Seconds that are measured before the prompts.")] = 5.0
-    chunks: Annotated[str, typer.Option(help="Chunk sizes of the stock vLLM servers, in tokens.")] = "512,2048,8192"
+    chunks: Annotated[str, typer.Option(help="Chunk sizes of the stock vLLM servers, in tokens; empty: none.")] = (
+        "512,2048,8192"
+    )
     rounds: Annotated[int, typer.Option(min=1, help="Number of measured rounds, after one warm-up round.")] = 3
+    shares: Annotated[str, typer.Option(help="Values of target.stream_share, such as 0.5,0.9, beside none.")] = ""
     target_cores: Annotated[str, typer.Option(help="Cores of Skim's target, such as 2,3. Default: all.")] = ""
     speculator_cores: Annotated[str, typer.Option(help="Cores of Skim's speculator. Default: all.")] = ""
     dtype: Dtype = "float32"
@@ -162,7 +165,9 @@ def interference(pair: PairOrRandom, options: InterferenceOptions, files: Files)
     cores = {name: values(getattr(options, name), int, f"--{name.replace('_', '-')}") for name in names}
     if bool(cores["target_cores"]) != bool(cores["speculator_cores"]):
         raise SkimError("give both --target-cores and --speculator-cores, or neither to let all engines use all cores")
-    own = {**vars(options), **cores, "chunks": _positive(options.chunks, "--chunks")}
+    chunks = _positive(options.chunks, "--chunks") if options.chunks else ()
+    shares = tuple(numbers(options.shares, "--shares", 0.01, 1)) if options.shares else ()
+    own = {**vars(options), **cores, "chunks": chunks, "shares": shares}
     settings = benchmark.InterferenceSettings(**pair.names(), **own)
     measure(benchmark, lambda report: benchmark.run(settings, report), files.json_file, files.plot_file)
 

@@ -37,6 +37,7 @@ from speculator_service.vllm_backend.score_arguments import ScoreArguments, prof
 from speculator_service.vllm_backend.sessions import DraftOptions, EngineSession, EngineSessionTable
 from speculator_service.vllm_backend.start import engine_length, start_engine
 from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens
+from vllm_hooks.machine_flags import with_stream_share
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +58,18 @@ class VllmSpeculator(SpeculatorEngine):
     skips_layers = True
 
     def __init__(
-        self, model: str, *, tensor_parallel: int = 1, head_profile: str | None = None, **engine_options: Any
+        self,
+        model: str,
+        *,
+        tensor_parallel: int = 1,
+        head_profile: str | None = None,
+        stream_share: float | None = None,
+        **engine_options: Any,
     ) -> None:
         """engine_options: as in vLLM (dtype, max_model_len, max_num_batched_tokens, gpu_memory_utilization, ...).
 
         head_profile: the file of the model's head profile (`scoring.heads`); None: the one that is known, if any.
+        stream_share: the target's (`scheduler.time_slicing`).
         Raises ModelError for a folder that cannot be a speculator, before any process starts, and SkimError for a wrong
         profile or if the engine does not start.
         """
@@ -77,7 +85,7 @@ class VllmSpeculator(SpeculatorEngine):
             local_folder(model, weights=True),
             engine_length(model, info.max_model_len, info.max_position),
             tensor_parallel,
-            engine_options,
+            {**engine_options, **with_stream_share(engine_options, stream_share)},
         )
         config = self._engine.model_config
         cached = cache_tokens(self._engine.vllm_config)

@@ -68,21 +68,23 @@ HOOKS = (
         ),
     ),
     Hook(
-        what="gang scheduling",
-        how="vLLM: the scheduler delays drafting rounds until all rounds that were sent together have arrived",
-        until="vLLM's scheduler waits for requests that belong together",
-        where=("speculator_service/vllm_backend/scheduler/gang.py",),
+        what="gang scheduling and time slicing",
+        how=(
+            "vLLM: scheduler mixins delay drafting rounds until all that were sent together have arrived; prompts"
+            " take turns with drafts, and wait for a target of the same machine that owes time to its streams"
+        ),
+        until=(
+            "vLLM's scheduler waits for requests that belong together, and shares steps between a long prefill and"
+            " decoding"
+        ),
+        where=(
+            "speculator_service/vllm_backend/scheduler/gang.py",
+            "speculator_service/vllm_backend/scheduler/time_slicing.py",
+        ),
         symbols=(
             (_SCHEDULER, "Scheduler.add_request", "self request"),
             (_SCHEDULER, "Scheduler.schedule", "self"),
         ),
-    ),
-    Hook(
-        what="time slicing",
-        how="vLLM: a scheduler mixin",
-        until="vLLM's scheduler shares steps between a long prefill and decoding",
-        where=("speculator_service/vllm_backend/scheduler/time_slicing.py",),
-        symbols=((_SCHEDULER, "Scheduler.schedule", "self"),),
     ),
     Hook(
         what="drafts from exactly the `top_k` likeliest tokens",
