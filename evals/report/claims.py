@@ -1,7 +1,7 @@
 """The rows of the first page of docs/results.md: each a claim, and the result file from which its figure follows.
 
-Here also: rows that speak against Skim. Not here: how a figure follows (`evals/report/figures.py`), and the prose of the
-page (`evals/report/summary.py`).
+Here also: rows that speak against Skim. Not here: how a figure follows (`evals/report/figures.py`), and the prose of
+the page (`evals/report/summary.py`).
 """
 
 from collections.abc import Callable
