@@ -2,9 +2,21 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    field_validator,
+    model_validator,
+)
 
+YAML_SWITCH = BeforeValidator(lambda value: ("on" if value else "off") if isinstance(value, bool) else value)
+"""YAML reads the words `on` and `off` as booleans."""
 DraftAhead = Literal["off", "chain"]
+OnOff = Annotated[Literal["on", "off"], YAML_SWITCH]
 
 MAX_LOOK_AHEAD = 64
 
@@ -96,7 +108,7 @@ class SelectionOptions(BaseModel):
         description="how the speculator reads the prompt: as a whole, or in windows, which are short prompts of their"
         " own with the question after each; auto: in windows, by a speculator with a head profile",
     )
-    read_again: Literal["on", "off"] = Field(
+    read_again: OnOff = Field(
         "on",
         description="of a prompt of several windows, read the best of all windows once more as one text, which ranks it"
         " anew",
@@ -139,7 +151,7 @@ class SelectionOptions(BaseModel):
         " by passages with `scoring: heads`, else as shares of their sums; none: 1 with `granularity: text`, else 0",
     )
     protect_last: int = Field(32, ge=1, le=4096, description="tokens at the end of the prompt that are always kept")
-    reuse: Literal["on", "off"] = Field(
+    reuse: OnOff = Field(
         "on",
         description="extend what was kept for an earlier prompt with the same beginning; off: select anew, remember"
         " nothing",
@@ -272,7 +284,7 @@ class DecodeOptions(BaseModel):
         True,
         description="choose the number of drafts from measured acceptance and costs; none if drafts do not pay",
     )
-    draft_ahead: DraftAhead = Field("chain", description="draft while the target verifies")
+    draft_ahead: Annotated[DraftAhead, YAML_SWITCH] = Field("chain", description="draft while the target verifies")
     draft_context: Literal["full", "kept"] = Field(
         "kept",
         description="what the drafter reads: what was kept, while the target reads it, or the whole prompt, which it"

@@ -9,9 +9,6 @@ from typing import Literal
 Kind = Literal["counter", "gauge", "histogram"]
 Merge = Literal["sum", "mean", "max"]
 
-EXPORT_PREFIX = "ray_"
-"""The prefix that Ray's exporter adds to every name (ray._private.telemetry)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Metric:

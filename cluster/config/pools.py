@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from cluster.config import vllm_options
 from cluster.config.paths import with_located_paths
+from kv_transfer.options import YAML_SWITCH
 from skim_common.environment import unless_set
 from skim_common.models.source import located
 
@@ -136,7 +137,7 @@ class PoolConfig(BaseModel):
         description="a replica whose engine gives no sign of life for so long ends, and another one starts; "
         "longer than the engine's longest step",
     )
-    start_probe: Literal["dense", "refuse", "off"] = Field(
+    start_probe: Annotated[Literal["dense", "refuse", "off"], YAML_SWITCH] = Field(
         "dense",
         description="a replica that starts reads a short prompt with facts; if it fails: dense (all prompts run dense) "
         "or refuse (it does not start); off: for models that no prompt can ask, such as random weights",
@@ -155,11 +156,6 @@ class PoolConfig(BaseModel):
         if not isinstance(scaling, dict) or "replicas" in settings or not isinstance(scaling.get("min_replicas"), int):
             return settings
         return {**settings, "replicas": max(1, scaling["min_replicas"])}
-
-    @field_validator("start_probe", mode="before")
-    @classmethod
-    def _yaml_reads_off_as_false(cls, start_probe: Any) -> Any:
-        return "off" if start_probe is False else start_probe
 
     @field_validator("engine", mode="before")
     @classmethod

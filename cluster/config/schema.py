@@ -127,6 +127,10 @@ class DeploymentConfig(BaseModel):
                 "target: no target runs with router.select_only: leave this section out, or keep of it the"
                 " engine_options that the HTTP front reads; the speculator's flags are --speculator.FLAG"
             )
+        if self.router.select_only and self.kubernetes.batch:
+            raise ValueError(
+                "kubernetes.batch: no target runs with router.select_only, so no row is answered: leave it out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -33,7 +33,7 @@ class InProcessPools:
         """See `Pools`."""
         return 1.0
 
-    async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
+    async def select(self, request: SelectRequest, admitted: Admitted = unwatched, answers: bool = True) -> Selection:
         """Raises InvalidRequestError, and SelectionFailedError for every other SkimError."""
         admitted()
         try:

@@ -1,36 +1,17 @@
-"""The autoscaling policy `work`: computes the number of replicas from the seconds of work that a pool has.
-
-Serve's own policy counts requests. But requests differ: one has 100 tokens, another 100,000, and the cost of a request
-in each pool changes with the prompts and the keep rate. This policy weights each request by its replica-seconds, as
-measured by each replica (`actors.work_meter`). Both pools are sized in one unit. The pool that is too small grows
-first, because its seconds of work accumulate.
-
-Inputs, means over `look_back_period_s`:
-
-    queued   requests that wait for a replica               (Serve's handles)
-    tokens   prompt tokens of the running requests          (sum over replicas)
-    busy     share of the time in which a replica works     (sum over replicas)
-    s, s_t   replica-seconds per request and per token      (mean over the replicas that have measured them)
+"""The autoscaling policy `work` (docs/scaling.md): the number of replicas from the seconds of work that a pool has.
 
     waiting = queued * s + tokens * s_t                   seconds of work in the pool
     needed  = max(waiting / drain_s, busy / UTILISATION)  replicas
 
-The first term is Little's law, L = lambda * W: with n replicas, a request that finds `waiting` seconds of work in the
-pool waits waiting / n. This should be `drain_s`. The term reacts to a backlog at once, but it is near 0 for a pool that
-keeps up. A pool sized by this term alone would drain, shrink below its load, and fill again. The second term is the
-utilisation law, U = lambda * s: a pool with fewer replicas than the sum of their busy shares cannot keep up. A running
-request counts with its whole cost, so `waiting` is an upper bound.
+Means over `look_back_period_s`: queued requests (of Serve's handles), prompt tokens of the running requests and shares
+of busy time (sums over the replicas), replica-seconds per request and per token (means over those that have measured
+them, `actors.work_meter`). `waiting` is near 0 in a pool that keeps up, which would shrink below its load and fill
+again. So the second term is needed. A pool grows above GROW times its replicas. It shrinks only to a size that its
+load fills to at most SHRINK, and to the largest such size since it became too large. Serve's delays, gains and bounds
+apply afterwards.
 
-Three rules prevent oscillation. A pool grows only if it needs more than GROW times its replicas. It shrinks only to a
-size that its load fills to at most SHRINK. It shrinks to the largest such size since it became too large, so a short
-lull at the end of Serve's `downscale_delay_s` has no effect. Serve's delays, gains and bounds apply afterwards.
-
-A wait cannot be shorter than a request, so the objective is at least the cost of two requests. An idle pool needs 0
-replicas; Serve's `min_replicas` is the lower bound. From zero, Serve starts the first replica for any queued request
-without calling the policy.
-
-The state in Serve's controller has two parts: the last known s and s_t, for pools whose replicas have not finished a
-request yet; and the largest size that was enough since the pool became too large.
+The state in Serve's controller: the last known s and s_t, for pools whose replicas have not finished a request yet, and
+the largest size that was enough since the pool became too large.
 Serve pickles this module by value into its controller, so it imports nothing of Skim.
 """
 

@@ -103,7 +103,7 @@ class SelectionClient:
         """The speculator's selection, or the fallback's if that failed or was late; None without one."""
         sent = time.perf_counter()
         try:
-            selection = await self._from_pool(pools, outcome, request)
+            selection = await self._from_pool(pools, outcome, request, prepared.prompt.answers)
             computing_ms = sum(selection.timings.values()) - selection.timings.get("queue", 0.0)
             waited_ms = 1e3 * (time.perf_counter() - sent) - computing_ms
             self._admission.selected(ticket, waited_ms, drafts=selection.kept.session is not None)
@@ -125,12 +125,12 @@ class SelectionClient:
         forecast = self._forecaster.selected(prepared.forecast, selection, prepared.options)
         return replace(prepared, forecast=forecast), selection
 
-    async def _from_pool(self, pools: Pools, outcome: Outcome, request: SelectRequest) -> Selection:
+    async def _from_pool(self, pools: Pools, outcome: Outcome, request: SelectRequest, answers: bool) -> Selection:
         with outcome.call.span.child(SELECT, "client") as span:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     envelope = replace(request.envelope, trace=span.headers)
-                    selection = await pools.select(replace(request, envelope=envelope), outcome.admit)
+                    selection = await pools.select(replace(request, envelope=envelope), outcome.admit, answers)
             except (asyncio.CancelledError, TimeoutError):
                 # The speculator may have selected already. Nobody takes the reply, which names the session.
                 if request.decode is not None:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
 
-from kv_transfer.options import ALWAYS, AUTO, SelectionOptions
+from kv_transfer.options import ALWAYS, AUTO, YAML_SWITCH, SelectionOptions
 
 Keep = Literal["always", "auto"] | float
 """always: kept whole. auto: selected together with the rest of the prompt. A number: the share of its own chunks."""
@@ -45,18 +45,9 @@ Wish = Annotated[Literal["auto", "always", False], PlainValidator(read_wish)]
 
 KeepField = Annotated[Keep, PlainValidator(read_keep)]
 
-
 OFF: Literal["off"] = "off"
 
-
-def _read_catch_up(value: Any) -> Any:
-    """The value of `catch_up`. YAML reads `off` as false."""
-    if value is False or value in (AUTO, OFF, ALWAYS):
-        return value or OFF
-    raise ValueError("must be auto, off or always")
-
-
-CatchUpWish = Annotated[Literal["auto", "off", "always"], PlainValidator(_read_catch_up)]
+CatchUpWish = Annotated[Literal["auto", "off", "always"], YAML_SWITCH]
 """auto: where a later turn is likely. always: after every prompt that lost tokens. off: never."""
 
 

@@ -30,8 +30,9 @@ class Pools(Protocol):
         """The replicas of `speculator` or `target` that read prompts, per router."""
         ...
 
-    async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
-        """Raises SkimError; cancelling the task aborts the work in the pool."""
+    async def select(self, request: SelectRequest, admitted: Admitted = unwatched, answers: bool = True) -> Selection:
+        """answers: the target is to answer; without it, the selection needs no target. Raises SkimError; cancelling the
+        task aborts the work in the pool."""
         ...
 
     def generate(

@@ -147,14 +147,15 @@ class ServePools:
         """As Pools.replicas. A prefill half counts, because it reads the prompts."""
         return self._states.per_router("prefill" if pool == "target" and "prefill" in self._handles else pool)
 
-    async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
-        """As Pools.select. There is no selection for a target that is down: no answer could follow."""
-        self._check("target")
+    async def select(self, request: SelectRequest, admitted: Admitted = unwatched, answers: bool = True) -> Selection:
+        """As Pools.select. No answer could follow a selection for a target that is down, so there is none."""
+        if answers:
+            self._check("target")
         self._check("speculator")
         if self.problem[0] is not None:
             raise PoolDownError("the speculator pool is not connected yet")
         response = _preferring(self._streaming["speculator"], "select", request).remote(encode(request))
-        alarm = asyncio.get_running_loop().call_later(WAKE_AFTER_S, self._wake_target, admitted)
+        alarm = asyncio.get_running_loop().call_later(WAKE_AFTER_S, self._wake_target, admitted) if answers else None
         try:
             async with self._states.while_up("speculator"):
                 reply = await anext(response, b"")
@@ -167,7 +168,8 @@ class ServePools:
         except (RayError, RayServeException, grpc.RpcError) as error:
             raise EngineUnavailableError("the speculator pool did not answer; see its replica's log") from error
         finally:
-            alarm.cancel()
+            if alarm is not None:
+                alarm.cancel()
             self._cold_start.forget(admitted)
         selection = decode(reply, Selection)
         self._states.answered("speculator")

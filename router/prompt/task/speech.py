@@ -23,8 +23,8 @@ from router.prompt.task.blocks import (
     blocks_of,
     says_something,
     size_of,
-    speech_of_long,
 )
+from router.prompt.task.edges import speech_of_long
 from router.prompt.task.regions import Region, envelope, regions_of
 from router.prompt.task.words import ASKS, PERSONA, RULES_NAME, TASK_NAME
 

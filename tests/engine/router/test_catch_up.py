@@ -53,7 +53,7 @@ class OnePool:
     def replicas(self, pool: str) -> float:
         return 1.0
 
-    async def select(self, request: SelectRequest, admitted: Any = unwatched) -> Selection:
+    async def select(self, request: SelectRequest, *_: Any) -> Selection:
         return await self.select_service.select(replace(request, decode=None))
 
     def generate(self, request: GenerateRequest, admitted: Any = unwatched) -> Any:

@@ -60,7 +60,7 @@ class LocalPools:
     def replicas(self, pool: str) -> float:
         return 1.0
 
-    async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
+    async def select(self, request: SelectRequest, admitted: Admitted = unwatched, answers: bool = True) -> Selection:
         self.selects.append(request)
         if self.select_error is not None:
             raise self.select_error

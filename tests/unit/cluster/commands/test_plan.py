@@ -67,7 +67,7 @@ def test_a_file_can_do_without_the_second_read(skim, pair, tmp_path):
     config, file = tmp_path / "skim.yaml", tmp_path / "plan.json"
     models, found = f"speculator: {{model: {pair[1]}}}\ntarget: {{model: {pair[0]}}}\n", {}
     for again in ("on", "off"):
-        config.write_text(f"{models}selection: {{read_again: '{again}'}}\n")
+        config.write_text(f"{models}selection: {{read_again: {again}}}\n")
         assert skim("plan", "size", config, "--json", file).code == 0
         found[again] = json.loads(file.read_text())
     once, twice = (found[again]["skim"]["speculator"]["prefill_s"] for again in ("off", "on"))

@@ -65,6 +65,9 @@ def test_a_speculator_alone(write, tmp_path):
     assert config.front_options == {"api_key": ["key"]}
     pinned = config.speculator.model_copy(update={"model": "owner/small@1"})
     assert config.with_pools({"speculator": pinned}).target.model == "owner/small@1"
+    batch = "kubernetes: {image: skim, batch: {input: 's3://rows', output: 's3://answers'}}\n"
+    assert load_config(write(SMALLEST + batch)).kubernetes.batch
+    assert "kubernetes.batch: no target runs with router.select_only" in refusal(write(ALONE + batch), {})
     # The flag drops the target of a file.
     both = config_from_flags(write(SMALLEST), {"target": {}, "router.select_only": True})
     assert both == load_config(write(ALONE))

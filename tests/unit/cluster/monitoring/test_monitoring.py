@@ -17,7 +17,7 @@ import pytest
 import ray.serve
 import yaml
 
-from actors.observability.metric_table import EXPORT_PREFIX, METRICS
+from actors.observability.metric_table import METRICS
 from cluster.config.load import load_config
 from cluster.kuberay.monitoring import DASHBOARD, RULES, alert_rules, dashboard
 
@@ -51,7 +51,7 @@ def unknown(expression: str) -> Iterator[str]:
     known_tags: set[str] = {"le"}
     asked_tags: set[str] = set()
     for found in SERIES.finditer(expression):
-        name, suffix, labels = found[1].removeprefix(EXPORT_PREFIX), found[2], found[3] or ""
+        name, suffix, labels = found[1].removeprefix("ray_"), found[2], found[3] or ""
         metric = METRICS.get(name)
         if metric is None and name not in SERVES_OWN:
             yield name

@@ -23,7 +23,8 @@ from evals.report.__main__ import (
     report,
     subjects,
 )
-from evals.report.claims import AGAINST, BENCH_KEEP, SHOWN
+from evals.report.claims import AGAINST, SHOWN
+from evals.report.figures import BENCH_KEEP
 from evals.report.summary import anchor, present, slug, summary
 from evals.results import lengths
 from evals.results.comparison import ALL

@@ -160,7 +160,7 @@ class ScoredPools(LocalPools):
         super().__init__(target={"max_model_len": 8192}, speculator={"max_model_len": 8192})
         self.scores = scores
 
-    async def select(self, request, admitted):
+    async def select(self, request, *_):
         selection = await super().select(request)
         if self.scores is None:
             return replace(selection, unit_scores=1.0 / (1 + np.arange(selection.unit_scores.size, dtype=np.float32)))

@@ -261,7 +261,7 @@ async def test_several_prompts_are_accounted_for_in_their_order():
     selected = asyncio.Event()
 
     class WaitingPools(LocalPools):
-        async def select(self, request, admitted):
+        async def select(self, request, *_):
             await selected.wait()
             return await super().select(request)
 

@@ -11,7 +11,6 @@ from router.dispatch.request import Request
 from router.dispatch.state import CallState
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
-from router.pools.interface import unwatched
 from skim_common.errors import EngineUnavailableError
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools, until
@@ -60,8 +59,8 @@ class SlowReplies(LocalPools):
 
     selected, ended = False, 0
 
-    async def select(self, request, admitted=unwatched):
-        await super().select(request, admitted)
+    async def select(self, *args):
+        await super().select(*args)
         self.selected = True
         await asyncio.Event().wait()
 

@@ -115,6 +115,22 @@ async def test_a_selection_that_is_quick_wakes_nobody(monkeypatch):
     assert not target.replies[0].waiting
 
 
+async def test_a_selection_without_an_answer_wakes_nobody(monkeypatch):
+    monkeypatch.setattr("router.pools.serve_pools.WAKE_AFTER_S", 0.0)
+    pools, speculator, target = serve_pools(
+        speculator=[Reply(FOREVER), Reply(FOREVER)], target=[Reply(FOREVER), Reply(FOREVER)]
+    )
+    alone = asyncio.create_task(pools.select(SELECT, answers=False))
+    await until(lambda: speculator.replies[0].waiting)
+    await asyncio.sleep(0.02)
+    assert not target.replies[0].waiting
+    answered = asyncio.create_task(pools.select(SELECT))
+    await until(lambda: target.replies[0].waiting)
+    for task in (alone, answered):
+        task.cancel()
+    await asyncio.wait((alone, answered))
+
+
 @pytest.mark.parametrize("failure", [ActorDiedError(), BackPressureError(1, 1), TaskCancelledError()])
 async def test_a_selection_that_fails_says_so(failure):
     pools, _, _ = serve_pools(speculator=[Reply(failure)])

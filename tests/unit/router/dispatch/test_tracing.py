@@ -43,7 +43,7 @@ class ActorPools:
         self.target = decode(await self._target.info(), ModelInfo)
         return self
 
-    async def select(self, request, admitted):
+    async def select(self, request, *_):
         self.selects.append(request)
         [reply] = [reply async for reply in self._speculator.select(encode(request))]
         return decode(reply, Selection)

@@ -60,6 +60,13 @@ async def test_without_the_target_nothing_is_selected_or_generated():
     await until(lambda: target.replies[0].waiting)
 
 
+async def test_a_selection_without_an_answer_needs_no_target():
+    pools, _, target = serve_pools(speculator=[Reply(SELECTION)], target=[Reply(FOREVER)], states=down("target"))
+    assert (await pools.select(SELECT, answers=False)).kept.token_ids.tolist() == [1, 2, 3]
+    await asyncio.sleep(0)
+    assert not target.replies[0].waiting
+
+
 async def test_a_pool_that_has_answered_is_used_before_serve_reports_it():
     states = down("speculator")
     pools, _, _ = serve_pools(speculator=[Reply(encode(SMALL)), Reply(SELECTION)], states=states)

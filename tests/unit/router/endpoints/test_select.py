@@ -87,6 +87,19 @@ def shown(*numbers):
     return "\n".join(told)
 
 
+async def test_the_pools_are_told_that_no_answer_follows(client, pools, monkeypatch):
+    told, real = [], pools.select
+
+    async def noted(request, admitted, answers):
+        told.append(answers)
+        return await real(request, admitted)
+
+    monkeypatch.setattr(pools, "select", noted)
+    await select(client)
+    await client.post("/v1/completions", json={"model": MODEL_NAME, "prompt": TEXT, "max_tokens": 2})
+    assert told == [False, True]
+
+
 async def test_the_lines_with_the_best_scores_are_kept(client, score_lines):
     best = [4, 5, 17, 44]
     score_lines([LINES[number - 1] for number in best], low=1e-4)
@@ -377,11 +390,11 @@ async def test_one_text_that_fails_ends_the_others(client, use_pools, served):
     pools = use_pools(speculator={"latency_ms": 600_000})
     select_one = pools.select
 
-    async def failing(request, admitted):
+    async def failing(request, *others):
         if len(pools.selects) == 2:
             await until(lambda: pools.speculator_engine.running == 2)
             raise InvalidRequestError("this one is wrong")
-        return await select_one(request, admitted)
+        return await select_one(request, *others)
 
     pools.select = failing
     await refused(client, PATH, {**BODY, "text": None, "texts": [TEXT] * 3}, 400)

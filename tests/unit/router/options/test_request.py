@@ -7,7 +7,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kv_transfer.options import AUTO_COVERAGE, SelectionOptions
+from kv_transfer.options import AUTO_COVERAGE, DecodeOptions, SelectionOptions
 from router.options.errors import HttpError, InvalidOptionError
 from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions, describe_range, read_decode
 from router.options.settings import RouterConfig
@@ -85,6 +85,12 @@ def test_catching_up(header, body, wish):
 
 def test_a_deployment_file_may_say_off():
     assert RouterConfig.model_validate(yaml.safe_load("catch_up: off")).catch_up == "off"
+    for word in ("on", "off"):
+        options = PrefillOptions.model_validate(yaml.safe_load(f"{{read_again: {word}, reuse: {word}}}"))
+        assert (options.read_again, options.reuse) == (word, word)
+    assert DecodeOptions.model_validate(yaml.safe_load("draft_ahead: off")).draft_ahead == "off"
+    with pytest.raises(ValueError, match="chain"):
+        DecodeOptions.model_validate(yaml.safe_load("draft_ahead: on"))
 
 
 @pytest.mark.parametrize("value", [True, "on", 1, None, {}])
