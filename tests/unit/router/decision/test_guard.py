@@ -140,6 +140,38 @@ def test_the_held_out_wordings_get_the_share_that_the_docs_state():
     assert np.mean(verdicts[False]) < HELD_OUT_QUESTIONS
 
 
+COMMANDS = (
+    "Please reserve a double room at the Harbour Inn for two nights.",
+    "Ask support to call me back about invoice 4417.",
+    "Put the keyboard on hold until my card arrives.",
+    "Withdraw the complaint that I filed yesterday.",
+    "Ship the order of the customer from Ghent.",
+    "Tell Lena that the parcel is at the reception.",
+    "Switch the thermostat in the bedroom to 19 degrees.",
+    "Make a folder `exports` next to `imports`.",
+    "Append a line with today's date to `journal.md`.",
+    "Get the stock price of Borealis and buy ten shares if it is under 50.",
+    "Go back to page 3, then call `refund_order` for the order with the broken lamp.",
+    "Fix the off-by-one error in `page_count`.",
+    "Let the driver know that gate 4 is closed.",
+    "Extend my rental car by one day.",
+    "Unsubscribe me from the newsletter.",
+    "Revert the last commit.",
+    "Bestelle zwei Karten für das Konzert am Freitag.",
+    "Sag dem Fahrer, dass Tor 4 geschlossen ist.",
+    "Prolonge ma location d'un jour.",
+    "Pide un taxi para las seis.",
+    "把会议室预订到下午三点。",
+    "タクシーを六時に呼んでください。",
+)
+"""Requests to an agent for one thing. The training knows none of them."""
+
+
+def test_a_command_to_an_agent_is_seldom_a_task_for_the_whole_text():
+    """Before the training knew commands, 12 of these ran dense."""
+    assert sum(task_kind(command) is not None for command in COMMANDS) <= 9
+
+
 def test_without_the_classifier_most_of_them_are_missed(monkeypatch):
     """Negative control."""
     monkeypatch.setattr("router.decision.guard.whole_text_score", lambda text: -np.inf)
