@@ -115,7 +115,10 @@ def _facts(explanation: Mapping[str, Any]) -> list[tuple[str, str]]:
         facts.append((f"{explanation['reused_tokens']:,}", "from an earlier kept prompt"))
     if read := explanation.get("catch_up"):
         facts.append((f"{read['tokens']:,}", f"of {read['of']:,} read after the answer ({visible(read['state'])})"))
-    if guard := (explanation.get("decision") or {}).get("guard"):
+    decision = explanation.get("decision") or {}
+    if decision.get("reason") == "aged":
+        facts.append(("aged:", "old results of tools were shortened before"))
+    if guard := decision.get("guard"):
         facts.append(("guard:", f"more was kept for a question of the kind {visible(guard)}"))
     return facts
 

@@ -24,6 +24,8 @@ FREE_SHARE = 0.5
 FRESH_TOKENS = 8192
 """A turn of a conversation that was caught up stays dense, and so exact, up to so many new tokens. More of them are
 skimmed if that is sooner: of the public traces of agents, 6 % of the turns are longer, with 64 % of the new tokens."""
+AUDIT = "audit"
+"""The reason of a catch-up for the measurement alone."""
 LIKELY = 0.5
 """Later turns of an average prompt, from which on another one is likely."""
 
@@ -70,7 +72,7 @@ def plan(options: PrefillOptions, conversation: Conversation) -> Plan:
         (options.catch_up == ALWAYS, True, "requested"),
         (not conversation.has_home, False, "no-affinity"),
         (options.enabled == ALWAYS, False, "always"),
-        (conversation.audited, True, "audit"),
+        (conversation.audited, True, AUDIT),
         (told is not None, bool(told), "later-requests" if told else "no-later-turn"),
         (conversation.is_turn, True, "turns"),
         (conversation.has_tools, True, "tools"),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import KeptPrompt
 from router.decision.cache_ledger import BLOCK_TOKENS, CachedPrefix
 from router.decision.cost_model import UNMEASURED, Estimate, Mode
 from router.decision.kept_sizes import KeptSizes
@@ -47,6 +48,10 @@ class Forecast:
         parts = self.known_dense, self.kept.tokens, size - self.sizes.droppable
         way = way_of(self.options, self.windows)
         return way, int(self.adapted), size.bit_length() // 2, *(round(2 * part / size) for part in parts)
+
+    def is_whole(self, prompt: KeptPrompt) -> bool:
+        """Whether the target reads all tokens of this forecast, in their order."""
+        return prompt.token_ids.size == self.ids.size and prompt.is_ascending
 
     @property
     def known_dense(self) -> int:

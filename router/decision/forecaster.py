@@ -84,7 +84,7 @@ class Forecaster:
         sizes = KeptSizes.of(int(ids.size), options.protect_last, layout)
         ledgers = self.dense, self._read_ledger(windows), self.kept
         dense, read, kept = (ledger.find(ids, hashes) for ledger in ledgers)
-        coming = next((i for i, block in enumerate(hashes) if block not in self._sent), len(hashes)) * BLOCK_TOKENS
+        coming = self._coming(hashes)
         # What stands before all that may be dropped is the same for the target, whole or kept.
         alike = min(max(dense.tokens, coming), sizes.opening)
         if alike > kept.kept:
@@ -112,10 +112,25 @@ class Forecaster:
             choice = self.kinds.tried(forecast.kind, choice, found, forecast.before)
         return replace(forecast, estimate=found, choice=choice)
 
+    def of_part(self, forecast: Forecast, kept: Int32Array) -> Forecast:
+        """The forecast of the kept tokens of a prompt, int32 [K], as of a prompt that the target reads whole."""
+        ids, fixed, rest = forecast.ids[kept], forecast.sizes.fixed[kept], forecast.sizes.rest[kept]
+        hashes = block_hashes(ids, BLOCK_TOKENS, forecast.salt)
+        none, known = CachedPrefix(), self.dense.find(ids, hashes)
+        return replace(
+            Forecast(ids, forecast.salt, forecast.options, hashes, KeptSizes(fixed, rest), known, none, none),
+            coming=self._coming(hashes),
+            adapted=forecast.adapted,
+        )
+
+    def _coming(self, hashes: Sequence[bytes]) -> int:
+        """The tokens at the beginning of a prompt that the target reads now for other prompts."""
+        return next((i for i, block in enumerate(hashes) if block not in self._sent), len(hashes)) * BLOCK_TOKENS
+
     @contextmanager
     def sent(self, forecast: Forecast, prompt: KeptPrompt) -> Iterator[None]:
         """While a dense prompt is with the target: those that come behind it find in the cache what it reads."""
-        hashes = forecast.hashes if prompt.is_dense else ()
+        hashes = forecast.hashes if forecast.is_whole(prompt) else ()
         self._sent.update(hashes)
         try:
             yield
@@ -212,16 +227,17 @@ class Forecaster:
         self.turns.began(int(forecast.ids.size) - opening, max(0, known - opening))
         for ledger in self._of_target:
             ledger.wrote(read.tokens)
-        if prompt.is_dense:
+        whole = forecast.is_whole(prompt)
+        if whole:
             self.dense.correct(forecast.dense, cached)
         else:
             self.kept.correct(forecast.kept, cached)
             if forecast.before == "speculative":
                 kept = forecast.sizes.new(forecast.share, forecast.kept.tokens, SHORT_TEXT)
                 self.turns.extended(read.tokens - kept)
-        if prompt.is_dense or forecast.select_ms is not None:
-            self._compare(forecast, "dense" if prompt.is_dense else "speculative", ms)
-        self._add(forecast.ids, forecast.hashes, prompt)
+        if whole or forecast.select_ms is not None:
+            self._compare(forecast, "dense" if whole else "speculative", ms)
+        self._add(forecast.ids, forecast.hashes, prompt, whole=whole)
 
     def _compare(self, forecast: Forecast, mode: Mode, ms: float) -> None:
         """Learn the error that the forecast has for prompts of this kind, now that the pools' times are those of this
@@ -240,7 +256,7 @@ class Forecaster:
             ledger.wrote(int(answer.size))
         whole = np.concatenate([forecast.ids, answer])
         hashes = block_hashes(whole, BLOCK_TOKENS, forecast.salt, known=forecast.hashes)
-        self._add(whole, hashes, prompt)
+        self._add(whole, hashes, prompt, whole=forecast.is_whole(prompt))
         if prompt.session is not None:
             self._speculator_wrote(int(answer.size))
             if forecast.windows is None:
@@ -262,8 +278,8 @@ class Forecaster:
         """The target's milliseconds for a beginning of `size` tokens of this prompt, of which it has `known` cached."""
         return self._target(forecast).estimate(Read.of(size, known))
 
-    def _add(self, ids: Int32Array, hashes: Sequence[bytes], prompt: KeptPrompt) -> None:
-        if prompt.is_dense:
+    def _add(self, ids: Int32Array, hashes: Sequence[bytes], prompt: KeptPrompt, *, whole: bool) -> None:
+        if whole:
             self.dense.add(ids, hashes, _ends(hashes))
             return
         ends = np.array(_ends(hashes), np.int64)
@@ -271,9 +287,9 @@ class Forecaster:
         self.kept.add(ids, hashes, (in_prompt + np.maximum(0, ends - prompt.context_length)).tolist())
         # As far as nothing is dropped, it is the beginning of a dense prompt too.
         dropped = np.flatnonzero(prompt.positions != np.arange(prompt.positions.size))
-        whole = int(dropped[0]) if dropped.size else int(prompt.positions.size)
-        alike = hashes[: whole // BLOCK_TOKENS]
-        self.dense.add(ids[:whole], alike, _ends(alike))
+        begin = int(dropped[0]) if dropped.size else int(prompt.positions.size)
+        alike = hashes[: begin // BLOCK_TOKENS]
+        self.dense.add(ids[:begin], alike, _ends(alike))
 
     def _target(self, forecast: Forecast) -> PoolTime:
         """The measured times of the target as it answers this prompt."""

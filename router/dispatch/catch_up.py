@@ -8,6 +8,8 @@ admission, are charged to no API key and count in no metric of clients.
 - No chunk begins while a prompt of a client waits or is read. Under load, the one that runs is cancelled, and asked for
   again later. Between chunks it pauses, so that running streams keep STREAM_SHARE of their speed.
 - The conversation's next turn ends its catch-up. The blocks that are done stay.
+- Old results of tools are shortened first, if the request has them age (`router.dispatch.ageing`): in place of the
+  whole text, the reads are then of what is left.
 - Affinity sends each chunk to the replica that the next turn prefers. If that one is too busy, or has lost the blocks,
   the count of cached tokens tells: once it is read on, and at the second time the catch-up ends.
 
@@ -31,6 +33,7 @@ from router.decision.agreements import Agreements
 from router.decision.cache_ledger import BLOCK_TOKENS
 from router.decision.catch_up import Conversation, Plan, chunk_tokens, goes_on, next_read, pause_ms, plan
 from router.decision.forecaster import Forecaster
+from router.dispatch.ageing import Ageing, aged_form
 from router.dispatch.reading import Reading, is_greedy
 from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome
@@ -66,6 +69,7 @@ class CatchUps:
         forecaster: Forecaster,
         admission: Admission,
         log: SelectionLog,
+        ageing: Ageing,
         *,
         audit_share: float = 0.0,
         has_home: bool = True,
@@ -73,6 +77,7 @@ class CatchUps:
         clock: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
     ) -> None:
         self._meter, self._forecaster, self._admission, self._log = meter, forecaster, admission, log
+        self._ageing = ageing
         self._audit_share, self._has_home, self._chance, self._clock = audit_share, has_home, chance, clock
         self.agreements = Agreements()
         self._waiting: deque[Reading] = deque()
@@ -91,10 +96,10 @@ class CatchUps:
             self._streams -= 1
 
     def plan(self, pools: Pools, prepared: Prepared, outcome: Outcome) -> Plan:
-        """Whether a prompt of which a selection dropped something is to be caught up."""
+        """Whether a prompt of which a selection dropped something, or of which results are old, is to be caught up."""
         request, replicas = outcome.call.request, max(pools.replicas("target"), 1e-3)
         chat, forecast = prepared.prompt.rendered.chat, prepared.forecast
-        may_audit = is_greedy(prepared) and prepared.options.enabled == AUTO
+        may_audit = outcome.mode == "speculative" and is_greedy(prepared) and prepared.options.enabled == AUTO
         conversation = Conversation(
             tokens=prepared.size + prepared.prompt.max_tokens,
             room=self._forecaster.dense.horizon / replicas if pools.target.cache_tokens else 0.0,
@@ -134,7 +139,7 @@ class CatchUps:
         """A prompt has its answer: catch up, if that is planned."""
         if outcome.catch_up is None or not outcome.catch_up.wanted or not answer.finished:
             return
-        self._waiting.append(Reading.of(pools, prepared, outcome, answer))
+        self._waiting.append(Reading.of(pools, prepared, outcome, answer, self._forecaster))
         if len(self._waiting) > MOST_WAITING:
             self._cancel(self._waiting[0], "dropped")
         self._start()
@@ -182,13 +187,15 @@ class CatchUps:
 
     async def _catch_up(self, reading: Reading) -> str:
         """Read the conversation. Returns the outcome, one word. Raises SkimError."""
+        if reading.ages.size:
+            await self._age(reading)
         while reading.done < reading.ids.size:
             await self._idle()
             size, chunk = reading.prepared.size, self._chunk(reading)
             end, scored = next_read(reading.done, size, reading.scored, reading.ids.size, chunk)
             began = self._clock()
             try:
-                output = await reading.ask(reading.request(end, scored))
+                output = await reading.read(end, scored)
             except ReplicaLostError:
                 self._forecaster.dense.forget(reading.hashes[: reading.done // BLOCK_TOKENS])
                 reading.losses, reading.done = reading.losses + 1, 0
@@ -201,7 +208,22 @@ class CatchUps:
                 self._learn(reading, end, scored, output)
                 if reading.losses > 1:
                     return "evicted"
+        if reading.form is not None:
+            self._ageing.read(reading.form, reading.prepared)
         return "done"
+
+    async def _age(self, reading: Reading) -> None:
+        """Choose what is left of the results that are old now. If that fails, they stay as they are."""
+        form = None
+        while form is None:
+            await self._idle()
+            asked = aged_form(reading.pools, reading.prepared, reading.ages, reading.form)
+            try:
+                form = await reading.ask(asked)
+            except SkimError as error:
+                logger.info("results of request %s do not age: %s", reading.prepared.request_id, error)
+                return
+        reading.shorten(form, self._forecaster)
 
     async def _idle(self) -> None:
         """Wait until no client's prompt waits or is read, and running streams have had their share."""

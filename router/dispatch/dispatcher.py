@@ -18,9 +18,10 @@ from router.decision.agreements import shape_of
 from router.decision.catch_up import stays_dense
 from router.decision.forecaster import Forecaster
 from router.decision.guard import Advice, Guard
-from router.decision.rules import CACHED, Decision, RequestTraits, decide
+from router.decision.rules import AGED, CACHED, Decision, RequestTraits, decide
 from router.decision.window_reads import WindowReads
 from router.dispatch.admit import admit, shed_load
+from router.dispatch.ageing import Ageing, aged_prompt
 from router.dispatch.catch_up import CatchUps
 from router.dispatch.generation import Generation
 from router.dispatch.losses import loss_refused
@@ -73,11 +74,13 @@ class Dispatcher:
         self._keys = PrefixKeys() if settings.affinity else None
         self._guard = Guard(meter, enabled=settings.guard, entropy=settings.guard_entropy)
         self.admission = admission or Admission(meter)
+        self._ageing = Ageing(self.forecaster)
         self.catch_ups = CatchUps(
             meter,
             self.forecaster,
             self.admission,
             self.selections,
+            self._ageing,
             audit_share=settings.audit_share,
             has_home=settings.affinity,
         )
@@ -162,10 +165,9 @@ class Dispatcher:
         try:
             self._begin(request_id, outcome)
             self._refuse(prompt, outcome)
-            prepared = self._prepare(request_id, prompt, call.request)
-            outcome.caught_up = self.catch_ups.tokens(prepared)
-            self.catch_ups.arrived(prepared)
-            decision = self._decide(prepared, outcome)
+            whole = self._prepare(request_id, prompt, call.request)
+            self.catch_ups.arrived(whole)
+            prepared, decision = self._decide(whole, outcome)
             call.release_intake()
             async with admit(self.admission, self.forecaster, prepared, call, decision) as ticket:
                 if ticket.load >= CATCH_UP:
@@ -180,7 +182,7 @@ class Dispatcher:
                         async for output in outputs:
                             generation.note(output)
                             yield output
-                self._record_answer(prepared, outcome, answer, ticket)
+                self._record_answer(whole, outcome, answer, ticket)
         except (RefusedError, InvalidRequestError, EngineUnavailableError):
             if ticket is None or not ticket.began_at:
                 outcome.give_back()
@@ -243,8 +245,10 @@ class Dispatcher:
         )
         return decide(traits, request.options)
 
-    def _decide(self, prepared: Prepared, outcome: Outcome) -> Decision:
-        """Whether the prompt runs dense or speculative."""
+    def _decide(self, prepared: Prepared, outcome: Outcome) -> tuple[Prepared, Decision]:
+        """Whether the prompt runs dense or speculative, or dense on what is left of it: with the forecast of that."""
+        outcome.caught_up = self.catch_ups.tokens(prepared)
+        self._ageing.look(prepared, outcome)
         decision, chat = prepared.ruled, prepared.prompt.rendered.chat
         outcome.shape = shape_of(chat and chat.roles, has_tools=outcome.call.request.has_tools)
         if decision.speculative and prepared.options.enabled == AUTO:
@@ -252,12 +256,14 @@ class Dispatcher:
             known = prepared.forecast.known_dense if outcome.caught_up else 0
             if decision.speculative and stays_dense(decision, known, prepared.size):
                 decision = CACHED
+        if outcome.form is not None and (part := self._ageing.part(prepared, outcome.form, decision)) is not None:
+            prepared, decision, outcome.caught_up = part, AGED, self.catch_ups.tokens(part)
         if decision.speculative:
             decision = self._guard.before(prepared.advice, decision)
         if decision.speculative and prepared.advice.acts and not self.catch_ups.agreements.trusts(outcome.shape):
             decision = self._guard.disagrees()
         outcome.decided(prepared, decision)
-        return decision
+        return prepared, decision
 
     async def _select(
         self, prepared: Prepared, outcome: Outcome, decision: Decision, ticket: Ticket
@@ -276,6 +282,12 @@ class Dispatcher:
                 return prepared, selection.kept
             work = self.forecaster.work(prepared.forecast, prepared.options, 0, selects=False)
             self.admission.runs_dense(ticket, work)
+        if outcome.ages.size:
+            outcome.catch_up = self.catch_ups.plan(self.pools, prepared, outcome)
+        if decision == AGED and outcome.form is not None:
+            kept = aged_prompt(prepared, outcome.form)
+            self._explain(prepared, outcome, outcome.aged(outcome.form, kept))
+            return prepared, kept
         outcome.mode = "dense"
         return prepared, KeptPrompt.dense(prepared.prompt.rendered.token_ids)
 

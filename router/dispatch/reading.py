@@ -1,20 +1,23 @@
 """One conversation that the target reads behind the requests of clients: what it is asked, and how far it is."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from kv_transfer.arrays import Int32Array
+from kv_transfer.arrays import Int32Array, no_pairs
 from kv_transfer.messages import ADAPTER, Envelope, GenerateOutput, GenerateRequest, KeptPrompt
 from kv_transfer.options import DecodeOptions
 from kv_transfer.prefix_hash import block_hashes
 from kv_transfer.sampling import READ_ONLY
+from router.decision.aged_forms import AgedForm
 from router.decision.cache_ledger import BLOCK_TOKENS
+from router.decision.catch_up import AUDIT
+from router.decision.forecaster import Forecaster
 from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome
 from router.pools.answer_record import AnswerRecord
@@ -32,55 +35,84 @@ _CHANGES_TOKENS = (
 """Fields of vllm.SamplingParams with which a greedy answer is not the model's likeliest tokens."""
 
 
+Found = TypeVar("Found")
+
+
 @dataclass(slots=True, eq=False)
 class Reading:
-    """ids: int32 [T], the prompt and its answer. hashes: of their blocks. key: the name of the call's API key.
+    """whole: int32 [T], the prompt and its answer. ids, positions: int32 [K], what the target reads of it. hashes: of
+    the blocks of ids. key: the name of the call's API key.
 
-    shape: as in Outcome. scored: first tokens of the answer that are still to be scored. done: tokens that the target
-    has read. losses: how often it had lost them. agreement: of the answer, once it is known. task: while it runs.
-    chunk: the latest request. held: it was cancelled because of the load. ended: why the task was cancelled.
+    shape, ages: as in Outcome. scored: first tokens of the answer that are still to be scored. done: tokens of ids that
+    the target has read. form: by which it reads. losses: how often it had lost them. agreement: of the answer, once it
+    is known. task: while it runs. asked: the latest request. held: it was cancelled because of the load. ended: why the
+    task was cancelled.
     """
 
     pools: Pools
     prepared: Prepared
+    whole: Int32Array
     ids: Int32Array
+    positions: Int32Array
     hashes: Sequence[bytes]
     key: str
     shape: str
     scored: int
     done: int
+    ages: Int32Array = field(default_factory=no_pairs)
+    form: AgedForm | None = None
     losses: int = 0
     agreement: float | None = None
     task: asyncio.Task[None] | None = None
-    chunk: asyncio.Task[GenerateOutput] | None = None
+    asked: asyncio.Task[Any] | None = None
     held: bool = False
     ended: str = "stopped"
     _numbers: Iterator[int] = field(default_factory=count)
 
     @classmethod
-    def of(cls, pools: Pools, prepared: Prepared, outcome: Outcome, answer: AnswerRecord) -> Self:
-        """After a complete answer. Of several answers none is read: the client goes on with one of them at most."""
+    def of(
+        cls, pools: Pools, prepared: Prepared, outcome: Outcome, answer: AnswerRecord, forecaster: Forecaster
+    ) -> Self:
+        """After a complete answer. Of several answers none is read: the client goes on with one of them at most.
+
+        A measurement reads the whole text, whatever is old."""
         several = (answer.asked.sampling.get("n") or 1) > 1
         prompt, told = prepared.prompt.rendered.token_ids, answer.first_token_ids[: 0 if several else None]
         limit = min(pools.target.max_model_len, pools.target.max_position) - 1
         ids, forecast = np.concatenate([prompt, told])[:limit], prepared.forecast
-        return cls(
+        reading = cls(
             pools,
             prepared,
             ids,
+            ids,
+            np.arange(ids.size, dtype=np.int32),
             block_hashes(ids, BLOCK_TOKENS, forecast.salt, known=forecast.hashes),
             outcome.call.request.key,
             outcome.shape,
             min(SCORED_TOKENS, max(0, int(ids.size - prompt.size))) if is_greedy(prepared) else 0,
             done=min(forecast.known_dense, int(prompt.size) - 1) // BLOCK_TOKENS * BLOCK_TOKENS,
         )
+        if outcome.catch_up is not None and outcome.catch_up.reason != AUDIT:
+            if outcome.form is not None:
+                reading.shorten(outcome.form, forecaster)
+            if outcome.ages.size:
+                reading.ages, reading.scored = outcome.ages, 0
+        return reading
+
+    def shorten(self, form: AgedForm, forecaster: Forecaster) -> None:
+        """Read what this form leaves of the prompt and the answer. Nothing is scored: it is not the whole text."""
+        self.form, self.scored, self.positions = form, 0, form.kept(int(self.whole.size))
+        self.ids = self.whole[self.positions]
+        self.hashes = block_hashes(self.ids, BLOCK_TOKENS, self.prepared.forecast.salt)
+        known = forecaster.dense.find(self.ids, self.hashes).tokens
+        self.done = min(known, int(self.ids.size) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
     def request(self, end: int, scored: int) -> GenerateRequest:
-        """For the beginning of `end` tokens, as the client's own: only the priority is another."""
+        """For the first `end` of ids, as the client's own: only the priority is another."""
         prompt, prepared = self.prepared.prompt, self.prepared
         return GenerateRequest(
             f"{prepared.wire_id}-catch-up-{next(self._numbers)}",
-            KeptPrompt.dense(self.ids[:end]),
+            KeptPrompt(self.ids[:end], self.positions[:end], int(self.positions[end - 1]) + 1),
             dict(READ_ONLY),
             LOWEST_PRIORITY,
             prompt.cache_salt,
@@ -90,11 +122,15 @@ class Reading:
             scored=scored,
         )
 
-    async def ask(self, request: GenerateRequest) -> GenerateOutput | None:
-        """The target's output; None if `hold` has cancelled it."""
-        self.chunk = asyncio.create_task(_only_output(self.pools, request))
+    async def read(self, end: int, scored: int) -> GenerateOutput | None:
+        """The target's output for `request`; None as in `ask`."""
+        return await self.ask(_only_output(self.pools, self.request(end, scored)))
+
+    async def ask(self, asked: Coroutine[Any, Any, Found]) -> Found | None:
+        """What a pool is asked for; None if `hold` has cancelled it."""
+        self.asked = task = asyncio.create_task(asked)
         try:
-            return await self.chunk
+            return await task
         except asyncio.CancelledError:
             held, self.held = self.held, False
             if held and self.task is not None and not self.task.cancelling():
@@ -102,10 +138,10 @@ class Reading:
             raise
 
     def hold(self) -> None:
-        """Cancel the request that runs."""
-        if self.chunk is not None and not self.chunk.done():
+        """Cancel what runs."""
+        if self.asked is not None and not self.asked.done():
             self.held = True
-            self.chunk.cancel()
+            self.asked.cancel()
 
 
 async def _only_output(pools: Pools, request: GenerateRequest) -> GenerateOutput:

@@ -1,0 +1,82 @@
+"""What is left of the old results of tools in a conversation's prompt, once the target has read it so. Pure.
+
+A result is aged once: what an aged form drops stays dropped, so that the kept tokens of later turns begin alike.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from cachetools import LRUCache
+
+from kv_transfer.arrays import Int32Array, no_pairs
+from kv_transfer.spans import mask_of
+from router.decision.cache_ledger import BLOCK_TOKENS
+from router.options.policies import Age
+
+MOST_FORMS = 4096
+"""Aged forms that are remembered; the least recently used one is forgotten first."""
+
+
+class Result(Protocol):
+    """A tool's result, as `router.prompt.tool_results.ToolResult`."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def turns(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AgedForm:
+    """What is dropped of a prompt's beginning. All that follows is kept.
+
+    age: by which it was made. dropped: int32 [D, 2], token spans, sorted and apart. end: of the last aged result.
+    coverage: the kept share of the prompt's importance, when it was aged.
+    """
+
+    age: Age
+    dropped: Int32Array
+    end: int
+    coverage: float
+
+    def kept(self, size: int) -> Int32Array:
+        """The kept positions of a prompt of `size` tokens that begins so, int32 [K]."""
+        return np.flatnonzero(~mask_of(self.dropped, size)).astype(np.int32)
+
+
+def old_results(results: Sequence[Result], age: Age, *, since: int = 0, later: int = 0) -> Int32Array:
+    """The spans of the results that are old, int32 [R, 2]. since: of those from this token on. later: turns that come
+    after the prompt."""
+    found = [(one.start, one.end) for one in results if one.turns + later >= age.turns and one.start >= since]
+    return np.array(found, np.int32) if found else no_pairs()
+
+
+class AgedForms:
+    """The aged forms of one router, by the hash of the last whole block of what they cover."""
+
+    def __init__(self) -> None:
+        self._forms: LRUCache[bytes, tuple[AgedForm, Int32Array]] = LRUCache(MOST_FORMS)
+
+    def remember(self, form: AgedForm, ids: Int32Array, hashes: Sequence[bytes]) -> None:
+        """ids, hashes: of the prompt, as in `CacheLedger`. The form ends behind its first block."""
+        whole = form.end // BLOCK_TOKENS
+        self._forms[hashes[whole - 1]] = form, ids[whole * BLOCK_TOKENS : form.end].copy()
+
+    def find(
+        self, ids: Int32Array, hashes: Sequence[bytes], age: Age, droppable: npt.NDArray[np.bool_]
+    ) -> AgedForm | None:
+        """The longest form of a prompt. ids, hashes: as in `remember`. droppable: bool [M], what it allows to be
+        dropped."""
+        for whole in range(len(hashes), 0, -1):
+            if (found := self._forms.get(hashes[whole - 1])) is None:
+                continue
+            form, rest = found
+            begins_so = np.array_equal(ids[whole * BLOCK_TOKENS : form.end], rest)
+            if begins_so and form.age == age and not (mask_of(form.dropped, ids.size) & ~droppable).any():
+                return form
+        return None

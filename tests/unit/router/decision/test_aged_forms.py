@@ -1,0 +1,73 @@
+"""Aged forms: which results are old, what is kept, and of which prompts a form is."""
+
+import numpy as np
+import pytest
+
+from kv_transfer.prefix_hash import block_hashes
+from router.decision.aged_forms import AgedForm, AgedForms, old_results
+from router.decision.cache_ledger import BLOCK_TOKENS
+from router.options.policies import Age
+from router.prompt.tool_results import ToolResult
+
+AGE = Age(turns=2, keep=0.3)
+IDS = np.arange(1000, dtype=np.int32)
+FORM = AgedForm(AGE, np.array([[130, 180], [200, 250]], np.int32), 260, 0.9)
+
+
+def hashes(ids=IDS, salt="s"):
+    return block_hashes(ids, BLOCK_TOKENS, salt)
+
+
+def allowed(*spans):
+    mask = np.zeros(IDS.size, bool)
+    for start, end in spans:
+        mask[start:end] = True
+    return mask
+
+
+def test_the_turns_after_a_result_make_it_old():
+    results = [ToolResult(10, 20, 3), ToolResult(30, 40, 2), ToolResult(50, 60, 1)]
+    assert old_results(results, AGE).tolist() == [[10, 20], [30, 40]]
+    assert old_results(results, AGE, later=1).tolist() == [[10, 20], [30, 40], [50, 60]]
+    assert old_results(results, AGE, since=20).tolist() == [[30, 40]], "a result is aged once"
+    assert old_results(results, Age(turns=4, keep=0.3)).shape == (0, 2)
+
+
+def test_what_is_kept():
+    kept = FORM.kept(400)
+    assert kept.tolist() == [*range(130), *range(180, 200), *range(250, 400)]
+    assert kept.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("ids", "salt", "age", "droppable", "found"),
+    [
+        (IDS, "s", AGE, [(120, 260)], True),
+        (IDS[:400], "s", AGE, [(120, 260)], True),
+        (np.concatenate([IDS[:384], IDS[:100]]), "s", AGE, [(120, 260)], True),
+        (np.concatenate([IDS[:100], IDS[200:300], IDS[200:]]), "s", AGE, [(120, 260)], False),
+        (IDS[:260], "s", AGE, [(120, 260)], True),
+        (IDS[:259], "s", AGE, [(120, 259)], False),
+        (np.where(np.arange(1000) == 259, 7, IDS), "s", AGE, [(120, 260)], False),
+        (np.where(np.arange(1000) == 260, 7, IDS), "s", AGE, [(120, 260)], True),
+        (IDS, "t", AGE, [(120, 260)], False),
+        (IDS, None, AGE, [(120, 260)], False),
+        (IDS, "s", Age(turns=2, keep=0.4), [(120, 260)], False),
+        (IDS, "s", Age(turns=3, keep=0.3), [(120, 260)], False),
+        (IDS, "s", AGE, [(120, 240)], False),
+        (IDS, "s", AGE, [], False),
+    ],
+)
+def test_a_form_is_that_of_the_same_beginning_with_the_same_rules(ids, salt, age, droppable, found):
+    forms = AgedForms()
+    forms.remember(FORM, IDS, hashes())
+    mask = allowed(*droppable)[: len(ids)]
+    assert (forms.find(ids, hashes(ids, salt), age, mask) is FORM) == found
+
+
+def test_the_longest_form_that_a_prompt_allows_counts():
+    forms, longer = AgedForms(), AgedForm(AGE, np.array([[130, 180], [200, 250], [500, 600]], np.int32), 640, 0.8)
+    forms.remember(FORM, IDS, hashes())
+    forms.remember(longer, IDS, hashes())
+    assert forms.find(IDS, hashes(), AGE, allowed((100, 640))) is longer
+    assert forms.find(IDS, hashes(), AGE, allowed((100, 550))) is FORM, "the newer result is not old here"
