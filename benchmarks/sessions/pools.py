@@ -82,7 +82,7 @@ class SimulatedPools:
     def replicas(self, pool: str) -> float:
         return 1.0
 
-    async def select(self, request: SelectRequest, admitted: Admitted = unwatched) -> Selection:
+    async def select(self, request: SelectRequest, admitted: Admitted = unwatched, answers: bool = True) -> Selection:
         admitted()
         await asyncio.sleep(self._speculator.engine.planned.machine.skim_s)
         return await self._service.select(request)
