@@ -18,6 +18,8 @@ from router.options.policies import Age
 
 MOST_FORMS = 4096
 """Aged forms that are remembered; the least recently used one is forgotten first."""
+MOST_READ = 2.0
+"""Results age once the target would read at most so many tokens for each that is dropped: it reads all that follows."""
 
 
 class Result(Protocol):
@@ -54,6 +56,15 @@ def old_results(results: Sequence[Result], age: Age, *, since: int = 0, later: i
     after the prompt."""
     found = [(one.start, one.end) for one in results if one.turns + later >= age.turns and one.start >= since]
     return np.array(found, np.int32) if found else no_pairs()
+
+
+def is_worth_it(old: Int32Array, age: Age, size: int) -> bool:
+    """Whether old results, int32 [R, 2], of a prompt of `size` tokens age now, or else later with others. Nothing is
+    dropped yet behind the beginning of the first."""
+    if not old.size:
+        return False
+    dropped = (1 - age.keep) * float(np.diff(old).sum())
+    return size - int(old[0, 0]) - dropped <= MOST_READ * dropped
 
 
 class AgedForms:

@@ -13,7 +13,7 @@ from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import Envelope, KeptPrompt, SelectRequest
 from kv_transfer.options import AUTO
 from kv_transfer.spans import mask_of, spans_of
-from router.decision.aged_forms import AgedForm, AgedForms, old_results
+from router.decision.aged_forms import AgedForm, AgedForms, is_worth_it, old_results
 from router.decision.catch_up import stays_dense
 from router.decision.forecaster import Forecaster
 from router.decision.guard import task_kind
@@ -45,7 +45,9 @@ class Ageing:
         forecast = prepared.forecast
         outcome.form = self._forms.find(forecast.ids, forecast.hashes, options.age, may_drop)
         since = outcome.form.end if outcome.form else 0
-        outcome.ages = old_results(results, options.age, since=since, later=1)
+        ages = old_results(results, options.age, since=since, later=1)
+        if is_worth_it(ages, options.age, size):
+            outcome.ages = ages
 
     def part(self, prepared: Prepared, form: AgedForm, choice: Decision) -> Prepared | None:
         """The prompt with the forecast of what its aged form leaves of it; None if it is to be skimmed by `choice`."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.prefix_hash import block_hashes
-from router.decision.aged_forms import AgedForm, AgedForms, old_results
+from router.decision.aged_forms import AgedForm, AgedForms, is_worth_it, old_results
 from router.decision.cache_ledger import BLOCK_TOKENS
 from router.options.policies import Age
 from router.prompt.tool_results import ToolResult
@@ -31,6 +31,20 @@ def test_the_turns_after_a_result_make_it_old():
     assert old_results(results, AGE, later=1).tolist() == [[10, 20], [30, 40], [50, 60]]
     assert old_results(results, AGE, since=20).tolist() == [[30, 40]], "a result is aged once"
     assert old_results(results, Age(turns=4, keep=0.3)).shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("old", "size", "found"),
+    [
+        ([[100, 1100]], 2200, True),  # 700 tokens are dropped, and 1,400 are read
+        ([[100, 1100]], 2201, False),
+        ([[100, 1100], [1200, 2200]], 2201, True),
+        ([[100, 1100], [5000, 6000]], 6001, False),
+        (np.empty((0, 2)), 100, False),
+    ],
+)
+def test_results_wait_for_others_while_more_would_be_read_than_is_gained(old, size, found):
+    assert is_worth_it(np.array(old, np.int32), AGE, size) == found
 
 
 def test_what_is_kept():

@@ -302,6 +302,22 @@ async def test_a_turn_with_much_new_text_is_skimmed_and_read_in_its_aged_form():
     assert later.cached >= later.prompt.token_ids.size - 128
 
 
+@simulated
+async def test_the_reads_of_a_long_session_are_bounded_by_what_is_dropped():
+    dispatcher, pools = a_long_dispatcher()
+    chat, reads = Chat().add("user", "Which row holds 37?"), []
+    for number in range(9):
+        chat.add("tool", result(number, 42))
+        found = await turn(dispatcher, chat, f"step {number}")
+        before = pools.asked
+        await rested(dispatcher)
+        reads.append(pools.asked > before)
+    assert found.headers["x-skim-reason"] == "aged"
+    assert reads.count(True) < 7, "some results age together"
+    read = sum(value for value, _ in dispatcher.meter.recorded["skim_router_catch_up_tokens_total"])
+    assert read <= 2.2 * dropped_of(found).size
+
+
 @pytest.mark.parametrize("audit_share", [0.0, 1.0])
 def test_a_measurement_reads_the_whole_text(audit_share):
     """Without one, results that are old already age after the first answer."""
