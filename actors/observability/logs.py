@@ -11,7 +11,7 @@ from ray.serve.exceptions import RayServeException
 
 from actors.ray_hooks.serve_logger import LOGGER
 
-PACKAGES = ("actors", "kv_transfer", "router", "skim_common", "speculator_service", "target_service")
+PACKAGES = ("actors", "kv_transfer", "router", "skim_common", "speculator_service", "target_service", "vllm_hooks")
 
 
 class _ToServe(logging.Handler):

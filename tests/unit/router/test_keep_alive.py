@@ -104,8 +104,8 @@ async def test_who_is_not_admitted_gets_a_status(client, served, use_pools, docu
     select = pools.select
     impatient()
 
-    async def unnoticed(request, admitted):
-        return await select(request)
+    async def unnoticed(request, admitted, answers=True):
+        return await select(request, answers=answers)
 
     async def full(request, admitted):
         await asyncio.sleep(WAIT_MS / 1e3)

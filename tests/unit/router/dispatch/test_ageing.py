@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks.harness import virtual_time
 from kv_transfer.options import DecodeOptions
 from router.decision.guard import task_kind
 from router.dispatch.losses import losses_of
@@ -13,7 +14,6 @@ from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CallState
 from router.options.request import PrefillOptions
 from skim_common.errors import SkimError
-from tests.unit import virtual_time
 from tests.unit.router.chats import Chat, result
 from tests.unit.router.conftest import until
 from tests.unit.router.dispatch.test_catch_up import GREEDY, Pools, a_dispatcher, ended, is_read, settled, simulated
@@ -341,7 +341,7 @@ def test_a_measurement_reads_the_whole_text(audit_share):
 )
 def test_a_task_that_needs_the_whole_text_gets_it_if_it_comes_after_the_result(question, ages):
     """A task before the results, as agents have it, is one for what they find."""
-    task = "Look into the files."
+    task = "Summarise all of the files."
 
     async def run():
         assert task_kind(task).verdict == "dense"
