@@ -100,6 +100,12 @@ def bfcl_conversations(folder: Path, count: int, longest: int, tokens: Count) ->
     yield from chosen
 
 
+def bfcl_requests(folder: Path) -> list[str]:
+    """All that users say in these conversations. folder: as in `bfcl_conversations`. Raises SkimError without it."""
+    turns = (turn for entry in _lines(folder / _DATA / _FILE) for turn in entry["question"])
+    return [message["content"] for turn in turns for message in turn if message["role"] == "user"]
+
+
 def calls_of(answer: str) -> list[str]:
     """The calls of the first list of calls in an answer, each as Python; empty without one."""
     start = answer.find("[")

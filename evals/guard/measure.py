@@ -3,17 +3,19 @@
 The wordings of `held_out.txt` and `held_out_2.txt` were written apart from those of the training. The misses of the
 first were read while those of the training grew; the second has roundabout wordings, written after that.
 `--unseen`: each language of them by a classifier that was trained without it. `--questions FILE`: of questions about
-texts, as `skim eval --questions` takes them, the share that runs dense, by set.
+texts, as `skim eval --questions` takes them, the share that runs dense, by set. `--bfcl DIR`: the same of what users
+say in BFCL's conversations with tools (`evals.agents.bfcl`).
 """
 
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
 
+from evals.agents.bfcl import BFCL, bfcl_requests
 from evals.guard.train import as_weights, train
 from evals.guard.wordings import HELD_OUT, LATER, TRAINED, Wording, filled, plain
 from evals.questions.file import read_questions
@@ -59,9 +61,14 @@ def unseen(path: Path) -> str:
 
 def of_questions(path: Path) -> str:
     """A line for each set of a file."""
+    return shares((one.set, one.question) for one in read_questions(path))
+
+
+def shares(tasks: Iterable[tuple[str, str]]) -> str:
+    """A line for each set. tasks: set and text of each."""
     found: defaultdict[str, list[bool]] = defaultdict(list)
-    for one in read_questions(path):
-        found[one.set].append(is_dense(one.question))
+    for name, text in tasks:
+        found[name].append(is_dense(text))
     return "\n".join(f"{name}: {100 * sum(dense) / len(dense):.0f} % of {len(dense)}" for name, dense in found.items())
 
 
@@ -69,6 +76,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if "--questions" in sys.argv:
         print(of_questions(Path(sys.argv[sys.argv.index("--questions") + 1])))
+        sys.exit()
+    if "--bfcl" in sys.argv:
+        print(shares((BFCL, text) for text in bfcl_requests(Path(sys.argv[sys.argv.index("--bfcl") + 1]))))
         sys.exit()
     for path in (HELD_OUT, LATER):
         print(f"{path.name}\n\n" + table(plain(path), lambda wording: is_dense(wording.text)) + "\n")

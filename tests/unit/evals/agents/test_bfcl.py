@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from evals.agents.bfcl import LONG, bfcl_conversations, calls_of
+from evals.agents.bfcl import LONG, bfcl_conversations, bfcl_requests, calls_of
 from skim_common.errors import SkimError
 
 FILE = "BFCL_v4_multi_turn_long_context.json"
@@ -119,3 +119,8 @@ def test_a_folder_without_the_package_is_one_sentence(folder, tmp_path, tokens):
         list(bfcl_conversations(tmp_path, 1, 100_000, tokens))
     with pytest.raises(SkimError, match="has at most 500 tokens: ask for a larger --length"):
         list(bfcl_conversations(folder, 1, 500, tokens))
+
+
+def test_all_that_users_say_is_read(folder):
+    first, second = ["Add 2.", "Add 3 and 4.", "Say hello.", "Add nothing.", "Add much.", "Add 5."], ["Add 2."]
+    assert bfcl_requests(folder) == [*first, *second]
