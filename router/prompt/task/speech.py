@@ -65,18 +65,22 @@ class Turn(NamedTuple):
 
 
 def speech_of_turns(text: str, turns: Sequence[Turn], system: Sequence[CharSpan] = ()) -> Speech:
-    """The speech of the last turn, and of those before it back to one that has the task. Where no turn asks anything,
-    the tasks include those of the system. system: ranges of its texts, which are kept anyway."""
+    """The speech of the last turn, and of those before it back to one that has the task. Of turns before that, only the
+    speech around long material: it had this speech too, so its windows stay as they are in later turns. Where no turn
+    asks anything, the tasks include those of the system. system: ranges of its texts, which are kept anyway."""
     spans: list[CharSpan] = []
     tasks: list[CharSpan] = []
-    asks = False
-    for turn in reversed(turns[-EARLIER_TURNS - 1 :]):
+    asks = is_found = False
+    for place, turn in enumerate(reversed(turns)):
+        is_found |= place > EARLIER_TURNS
+        if is_found and sum(size_of(text, *part) for part in turn.parts) <= SHORT_TEXT:
+            continue
         found = find_speech(text, turn.parts)
-        spans, tasks = [*found.spans, *spans], _at_most([*found.tasks, *tasks])
-        is_last = not turn.after_tool and (found.is_sure or (asks and found.asks))
-        asks |= found.asks
-        if is_last:
-            break
+        spans = [*found.spans, *spans]
+        if not is_found:
+            tasks = _at_most([*found.tasks, *tasks])
+            is_found = not turn.after_tool and (found.is_sure or (asks and found.asks))
+            asks |= found.asks
     if not asks:
         orders = [block for part in system for block in blocks_of(text, *part) if block.asks]
         tasks = [*((one.start, one.end) for one in orders if not PERSONA.fullmatch(text, one.start, one.end)), *tasks]

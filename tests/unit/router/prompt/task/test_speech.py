@@ -136,6 +136,17 @@ def test_a_turn_that_asks_ends_the_search():
     assert speech_of_turns(text, turns).spans == [(20, len(text))]
 
 
+def test_speech_around_the_material_of_an_earlier_turn_stays_speech():
+    """So the rules of a first message hold, and the windows of its document are the same in later turns."""
+    document = DOCUMENT * (3000 // len(DOCUMENT) + 1)
+    first = {"role": "user", "content": f"Answer in French. Read this report first.\n\n{document}\n\n{TASK}"}
+    later = [{"role": "assistant", "content": "Oui."}, {"role": "user", "content": "What was it before?"}]
+    alone, both = found([first]), found([first, *later])
+    assert alone[0][0] == "Answer in French. Read this report first." and alone[0][-1] == TASK
+    assert both == ([*alone[0], "What was it before?"], ["What was it before?"])
+    assert both[0] == found([first, *later * 70])[0][: len(both[0])], "however long ago"
+
+
 def test_more_tasks_than_windows_have_room_for_are_joined():
     text = "\n".join(f"What is the weight of number {number}?" for number in range(30))
     for raw in (False, True):
