@@ -52,14 +52,15 @@ NO_CORRECTIONS: Mapping[Mode, float] = dict.fromkeys(MODES, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What each pool would read: the target of the whole prompt, the speculator, the target of the kept prompt.
+    """What each pool would read: the target of the whole prompt, the speculator (None: nothing), the target of the kept
+    prompt.
 
     cold: what the target would read of the whole prompt with an empty cache.
     """
 
     dense: Read
     cold: Read
-    read: Read
+    read: Read | None
     kept: Read
 
 
@@ -93,20 +94,21 @@ def estimate(
 ) -> Estimate | None:
     """None before both pools have been measured often enough. later: as in Estimate. corrections: by what the computing
     of each mode is multiplied (`router.decision.kinds`)."""
-    read, kept = speculator.estimate(reads.read), target.estimate(reads.kept)
+    read = speculator.estimate(reads.read) if reads.read else 0.0
+    kept = target.estimate(reads.kept)
     dense, cold = target.estimate(reads.dense), target.estimate(reads.cold)
     if read is None or kept is None or dense is None or cold is None:
         return None
-    queue = target.queue_ms
+    queue, asked = target.queue_ms, speculator.queue_ms if reads.read else 0.0
     return Estimate(
         dense=queue + corrections["dense"] * dense,
-        speculative=speculator.queue_ms + queue + corrections["speculative"] * (read + kept),
+        speculative=asked + queue + corrections["speculative"] * (read + kept),
         cold=queue + corrections["dense"] * cold,
         age_s=now - speculator.measured_at,
         later=later,
         queue=queue,
         # As many wait behind this prompt as before it: the queue, divided by the time that one of them takes.
-        burden=(dense - kept - later) * queue / kept - speculator.queue_ms if kept else 0.0,
+        burden=(dense - kept - later) * queue / kept - asked if kept else 0.0,
     )
 
 
@@ -148,6 +150,7 @@ def fewer(reads: Reads, extra: float) -> Decision:
     """
     if reads.dense.tokens <= reads.kept.tokens:
         return Decision(False, "cached" if reads.dense.cached else "sooner")
-    if extra and reads.dense.tokens <= SPECULATOR_SHARE * reads.read.tokens + reads.kept.tokens + extra:
+    read = reads.read.tokens if reads.read else 0
+    if extra and reads.dense.tokens <= SPECULATOR_SHARE * read + reads.kept.tokens + extra:
         return Decision(False, "later-turns")
     return UNMEASURED

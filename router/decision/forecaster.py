@@ -15,7 +15,7 @@ import numpy as np
 from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import NO_LAYOUT, TextLayout
 from kv_transfer.messages import GenerateOutput, KeptPrompt, Selection
-from kv_transfer.options import AUTO, SHORT_TEXT
+from kv_transfer.options import AUTO
 from kv_transfer.prefix_hash import block_hashes
 from router.decision.cache_ledger import BLOCK_TOKENS, CachedPrefix, CacheLedger
 from router.decision.cost_model import Mode, Reads, Work, estimate, fewer, sooner
@@ -24,6 +24,7 @@ from router.decision.kept_sizes import KeptShares, KeptSizes
 from router.decision.kinds import Kinds
 from router.decision.later_turns import LaterTurns
 from router.decision.pool_time import PoolTime, Speeds
+from router.decision.scored_texts import ScoredTexts
 from router.decision.window_reads import WindowReads
 from router.options.request import PrefillOptions
 from skim_common.models.costs import Read, ReadCost
@@ -44,7 +45,7 @@ class Forecaster:
         self._replicas = 1.0  # of the speculator
         self.turns = LaterTurns()
         self._sent = Counter[bytes]()
-        self._shares, self.kinds = KeptShares(), Kinds()
+        self._shares, self.kinds, self._scored = KeptShares(), Kinds(), ScoredTexts()
 
     def speeds(self) -> dict[str, Speeds]:
         """How fast the pools read, as far as it is known: the speculator whole prompts, or else windows."""
@@ -90,7 +91,10 @@ class Forecaster:
         if alike > kept.kept:
             kept = CachedPrefix(alike, alike, dense.age)
         share = self._shares.of(way_of(options, windows), options, sizes)
-        forecast = Forecast(ids, salt, options, hashes, sizes, dense, read, kept, share, coming, windows, adapted)
+        asked = layout.asked(ids) if windows and options.reuse == "on" else ()
+        scored = self._scored.find(hashes, asked, sizes) if asked else 0
+        found = dense, read, kept, share, coming, windows, adapted
+        forecast = Forecast(ids, salt, options, hashes, sizes, *found, asked=asked, scored=scored)
         selector, target, later = self._selector(options, windows), self._target(forecast), 0.0
         # A conversation that has begun speculative has paid most already, so a guess at its end is not worth a change.
         if told is not None or forecast.before != "speculative":
@@ -104,13 +108,13 @@ class Forecaster:
                 told,
             )
         reads, corrections = self._reads(forecast, options), self.kinds.corrections(forecast.kind)
-        found = estimate(reads, selector, target, self._clock(), later, corrections)
-        if found is None:
+        expected = estimate(reads, selector, target, self._clock(), later, corrections)
+        if expected is None:
             return replace(forecast, choice=fewer(reads, self.turns.extra_tokens(share, told or 0)))
-        choice = sooner(found, forecast.before)
+        choice = sooner(expected, forecast.before)
         if options.enabled == AUTO:
-            choice = self.kinds.tried(forecast.kind, choice, found, forecast.before)
-        return replace(forecast, estimate=found, choice=choice)
+            choice = self.kinds.tried(forecast.kind, choice, expected, forecast.before)
+        return replace(forecast, estimate=expected, choice=choice)
 
     def of_part(self, forecast: Forecast, kept: Int32Array) -> Forecast:
         """The forecast of the kept tokens of a prompt, int32 [K], as of a prompt that the target reads whole."""
@@ -156,7 +160,8 @@ class Forecaster:
         reads, target = self._reads(forecast, options), self._target(forecast)
         if not selects:
             return Work(0.0, target.estimate(reads.dense) or 0.0, most_tokens=most_tokens)
-        read, kept = self._selector(options, forecast.windows).estimate(reads.read), target.estimate(reads.kept)
+        read = self._selector(options, forecast.windows).estimate(reads.read) if reads.read else None
+        kept = target.estimate(reads.kept)
         drafts = self._drafts_ms(reads.kept) if reads_for_drafts else 0.0
         return Work(read or 0.0, kept or 0.0, True, most_tokens, drafts)
 
@@ -170,13 +175,12 @@ class Forecaster:
     def _reads(self, forecast: Forecast, options: PrefillOptions) -> Reads:
         size, known = int(forecast.ids.size), self._known_kept(forecast, options)
         share = self._shares.of(way_of(options, forecast.windows), options, forecast.sizes)
-        kept = self._kept_tokens(forecast.sizes, known, share)
+        kept = self._kept_tokens(forecast, known, share)
+        known_read = 0 if options.selector == "lexical" else forecast.read.tokens
         return Reads(
             dense=Read.of(size, forecast.known_dense),
             cold=Read.of(size),
-            read=self._selector_read(
-                forecast.windows, size, 0 if options.selector == "lexical" else forecast.read.tokens
-            ),
+            read=None if forecast.scored else self._selector_read(forecast.windows, size, known_read),
             kept=Read.of(known.kept + kept, known.kept),
         )
 
@@ -188,14 +192,15 @@ class Forecaster:
             return known
         return CachedPrefix(min(known.tokens, opening), min(known.kept, opening), known.age)
 
-    def _kept_tokens(self, sizes: KeptSizes, known: CachedPrefix, share: float) -> float:
+    def _kept_tokens(self, forecast: Forecast, known: CachedPrefix, share: float) -> float:
         """The tokens that the target would read of the kept prompt: those of an extended one, or of a fresh selection
         if they are fewer (`speculator_service.scoring.extension`)."""
+        sizes = forecast.sizes
         fresh = sizes.kept(share)
         if known.kept <= sizes.opening:
             return fresh - known.kept
         late = min(self.turns.late, known.tokens - known.kept)
-        extended = max(fresh - known.kept, sizes.new(share, known.tokens, SHORT_TEXT) + late)
+        extended = max(fresh - known.kept, sizes.new(share, known.tokens, forecast.whole) + late)
         return min(fresh - min(known.kept, sizes.opening), extended)
 
     def selected(self, forecast: Forecast, selection: Selection, options: PrefillOptions) -> Forecast:
@@ -206,14 +211,18 @@ class Forecaster:
         windows = None if lexical else forecast.windows  # lexical perhaps as a fallback
         read = windows.read(size, cached, self._replicas) if windows else Read.of(size, cached)
         took = sum(selection.timings.values()) - queue
-        self._selector(options, windows).measure(read, took, queue)
-        if not lexical:
+        is_read = windows is None or "speculate" in selection.timings
+        if is_read:
+            self._selector(options, windows).measure(read, took, queue)
+        if not lexical and is_read:
             ledger = self._read_ledger(windows)
             ledger.correct(forecast.read, cached)
             self._speculator_wrote(read.tokens if windows is None else round(windows.tokens(size, cached)))
             ledger.add(forecast.ids, forecast.hashes, _ends(forecast.hashes))
         if selection.kept.session is not None:
             self._speculator_wrote(selection.kept.token_ids.size)
+        if windows and (scored := size if is_read else forecast.scored):
+            self._scored.add(forecast.hashes, forecast.asked, scored)
         way, sizes = way_of(options, windows), forecast.sizes
         if selection.reused_tokens <= sizes.opening:
             self._shares.selected(way, options, sizes, int(selection.kept.token_ids.size))
@@ -233,7 +242,7 @@ class Forecaster:
         else:
             self.kept.correct(forecast.kept, cached)
             if forecast.before == "speculative":
-                kept = forecast.sizes.new(forecast.share, forecast.kept.tokens, SHORT_TEXT)
+                kept = forecast.sizes.new(forecast.share, forecast.kept.tokens, forecast.whole)
                 self.turns.extended(read.tokens - kept)
         if whole or forecast.select_ms is not None:
             self._compare(forecast, "dense" if whole else "speculative", ms)

@@ -17,8 +17,8 @@ from router.decision.cost_model import MODES, Estimate, Mode
 from router.decision.rules import Decision
 
 Kind = tuple[str | int, ...]
-"""How the prompt is read, whether an adapter answers, its length as a power of four, and which halves of it are known
-and protected: few, so that each has been seen soon."""
+"""How the prompt is read, if at all, whether an adapter answers, its length as a power of four, and which halves of it
+are known and protected: few, so that each has been seen soon."""
 
 TRIAL = 32
 """If both forecasts are equal, one of so many prompts of a kind tries the other mode; if that one's is n times as long,

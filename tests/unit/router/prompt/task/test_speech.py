@@ -142,7 +142,7 @@ def test_speech_around_the_material_of_an_earlier_turn_stays_speech():
     first = {"role": "user", "content": f"Answer in French. Read this report first.\n\n{document}\n\n{TASK}"}
     later = [{"role": "assistant", "content": "Oui."}, {"role": "user", "content": "What was it before?"}]
     alone, both = found([first]), found([first, *later])
-    assert alone[0][0] == "Answer in French. Read this report first." and alone[0][-1] == TASK
+    assert [alone[0][0], alone[0][-1]] == ["Answer in French. Read this report first.", TASK]
     assert both == ([*alone[0], "What was it before?"], ["What was it before?"])
     assert both[0] == found([first, *later * 70])[0][: len(both[0])], "however long ago"
 
