@@ -4,6 +4,7 @@ The next turn of the conversation then finds all of its history in the target's 
 as fast as a turn that a stock server has cached (`router.dispatch.catch_up` runs it).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,8 @@ class Conversation:
 
     tokens: of prompt and answer, at most. room: tokens of a replica's prefix cache. told: the client's number of later
     requests. is_turn: it is a later turn already. has_tools: the client offers tools. expected: later turns of an
-    average prompt (`LaterTurns`). audited: chosen for a measurement. has_home: all turns go to one replica.
+    average prompt (`LaterTurns`). audited: chosen for a measurement. has_home: all turns go to one replica. others:
+    tokens of the other conversations that came back lately. capacity: tokens of the prefix caches of all replicas.
     """
 
     tokens: int
@@ -47,6 +49,8 @@ class Conversation:
     expected: float = 0.0
     audited: bool = False
     has_home: bool = True
+    others: int = 0
+    capacity: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ class Plan:
 def plan(options: PrefillOptions, conversation: Conversation) -> Plan:
     """The plan for a prompt of which a selection dropped something. The first rule that applies decides.
 
-    `auto` asks that a later turn is likely and would run dense then. `always` leaves that out.
+    `auto` asks that a later turn is likely and would run dense then, and that the caches have room for all of those that
+    came back lately: what is read for one would evict another. `always` leaves that out.
     """
     told, room = conversation.told, FREE_SHARE * conversation.room
     rules = (
@@ -71,6 +76,7 @@ def plan(options: PrefillOptions, conversation: Conversation) -> Plan:
         (conversation.tokens > room, False, "no-room"),
         (options.catch_up == ALWAYS, True, "requested"),
         (not conversation.has_home, False, "no-affinity"),
+        (conversation.tokens + conversation.others > conversation.capacity, False, "no-room"),
         (options.enabled == ALWAYS, False, "always"),
         (conversation.audited, True, AUDIT),
         (told is not None, bool(told), "later-requests" if told else "no-later-turn"),

@@ -32,7 +32,9 @@ from router.admission.controller import Admission
 from router.decision.agreements import Agreements
 from router.decision.cache_ledger import BLOCK_TOKENS
 from router.decision.catch_up import Conversation, Plan, chunk_tokens, goes_on, next_read, pause_ms, plan
+from router.decision.forecast import Forecast
 from router.decision.forecaster import Forecaster
+from router.decision.live_conversations import LiveConversations
 from router.dispatch.ageing import Ageing, aged_form
 from router.dispatch.reading import Reading, is_greedy
 from router.dispatch.request import Prepared
@@ -85,6 +87,7 @@ class CatchUps:
         self._tasks = BackgroundTasks()
         self._read: LRUCache[bytes, None] = LRUCache(PREFIXES)
         self._streams, self._resume_at = 0, 0.0
+        self._live = LiveConversations()
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -109,6 +112,9 @@ class CatchUps:
             expected=self._forecaster.turns.expected,
             audited=may_audit and self._chance() < self._audit_share,
             has_home=self._has_home,
+            # What ages takes less room than before.
+            others=0 if outcome.ages.size else self._live.others(*_place(forecast), self._clock()),
+            capacity=self._forecaster.dense.capacity,
         )
         return plan(prepared.options, conversation)
 
@@ -120,6 +126,7 @@ class CatchUps:
 
     def arrived(self, prepared: Prepared) -> None:
         """A prompt of a client: if it is the next turn of a conversation, the catch-up of that ends."""
+        self._live.note(*_place(prepared.forecast), prepared.size, self._clock())
         for reading in [*self._waiting, *self._running]:
             forecast = reading.prepared.forecast
             if goes_on(forecast.hashes, forecast.sizes.opening, prepared.forecast.hashes):
@@ -260,3 +267,8 @@ class CatchUps:
         agrees = self.agreements.measured(reading.shape, reading.agreement)
         self._meter.record("skim_router_audit_agreement", reading.agreement, kind=reading.shape)
         self._meter.record("skim_router_audits_total", 1, outcome="agrees" if agrees else "differs", kind=reading.shape)
+
+
+def _place(forecast: Forecast) -> tuple[Sequence[bytes], int]:
+    """By what `LiveConversations` knows a prompt's conversation."""
+    return forecast.hashes, forecast.sizes.opening

@@ -13,6 +13,7 @@ from kv_transfer.sampling import READ_ONLY
 from router.admission.rate_limits import Caller
 from router.decision.agreements import ENOUGH
 from router.decision.catch_up import STREAM_SHARE
+from router.decision.live_conversations import IDLE_S
 from router.dispatch import catch_up as measured
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.reading import LOWEST_PRIORITY, SCORED_TOKENS
@@ -287,6 +288,19 @@ async def test_a_cache_that_is_too_small_holds_no_conversation():
     pools = Pools(cache_tokens=5000)
     dispatcher = a_dispatcher(pools)
     assert (await turn(dispatcher, tokens(1, SIZE))).header == "off;reason=no-room"
+
+
+@simulated
+async def test_conversations_that_come_back_need_room_together():
+    """Two of them fit. One that never came back takes no room; after ten minutes, none does."""
+    dispatcher, headers = a_dispatcher(Pools(cache_tokens=5 * SIZE // 2)), []
+    for place, seed in enumerate((1, 2, 1, 2, 3)):
+        headers.append((await turn(dispatcher, tokens(seed, SIZE), f"r{place}")).header)
+    assert headers[:2] == ["planned;reason=later-requests"] * 2
+    assert headers[4] == "off;reason=no-room"
+    await asyncio.sleep(IDLE_S + 1)
+    assert (await turn(dispatcher, tokens(4, SIZE), "late")).header == "planned;reason=later-requests"
+    dispatcher.catch_ups.close()
 
 
 @simulated
