@@ -22,6 +22,9 @@ QUESTION_SHARE = 4
 MOST_COMPUTED = 1.5
 """Windows compute at most so many times the prompt's tokens, and one question with its frame."""
 
+WHOLE = 1.5
+"""A text of at most so many times `window_tokens` is one window: it is read sooner than in two, of which the best parts
+are read again."""
 AGAIN_SHARE, MOST_AGAIN = 0.3, 16384
 """Of a prompt of several windows, this share of what they hold is read once more, and at most so many tokens."""
 
@@ -34,7 +37,7 @@ class WindowPlan:
     """How a prompt is read in windows, as far as it is known without the units of its text.
 
     parts: what windows hold of the prompt, in its order: all that may be dropped, and what stands between two texts
-    that share a window. A part of at most `size` tokens is one window. A longer one is a single text, which is cut at
+    that share a window. A part of at most `most` tokens is one window. A longer one is a single text, which is cut at
     its units. size: `window_tokens`. around: tokens of questions and frame, which each window has.
     """
 
@@ -58,6 +61,11 @@ class WindowPlan:
         return plan if most <= MOST_COMPUTED * may_drop.size + plan.around else None
 
     @property
+    def most(self) -> int:
+        """The tokens of the largest window. Of a longer text, none has more than `size`."""
+        return int(WHOLE * self.size)
+
+    @property
     def tokens(self) -> int:
         """The prompt's tokens in windows."""
         return sum(end - start for start, end in self.parts)
@@ -71,7 +79,7 @@ class WindowPlan:
     @property
     def most_windows(self) -> int:
         """The largest number of windows, however the units lie."""
-        longer = (max(0, end - start - self.size) for start, end in self.parts)
+        longer = (end - start - self.size for start, end in self.parts if end - start > self.most)
         return len(self.parts) + sum(math.ceil(more / self.least) for more in longer)
 
     @property
@@ -79,7 +87,7 @@ class WindowPlan:
         """The number of windows: exact for parts that are one window, that of an average text for longer ones."""
         mean = (self.least + self.size) / 2
         sizes = (end - start for start, end in self.parts)
-        return sum(1.0 if size <= self.size else max(2.0, size / mean) for size in sizes)
+        return sum(1.0 if size <= self.most else max(2.0, size / mean) for size in sizes)
 
     @property
     def tokens_again(self) -> int:
