@@ -67,7 +67,7 @@ class Plan:
 def plan(options: PrefillOptions, conversation: Conversation) -> Plan:
     """The plan for a prompt of which a selection dropped something. The first rule that applies decides.
 
-    `auto` asks that a later turn is likely and would run dense then, and that the caches have room for all of those that
+    `auto` asks that a later turn is likely and would run dense then, and that the caches have room for all those that
     came back lately: what is read for one would evict another. `always` leaves that out.
     """
     told, room = conversation.told, FREE_SHARE * conversation.room
