@@ -115,7 +115,12 @@ class SelectionOptions(BaseModel):
         description="of a prompt of several windows, read the best of all windows once more as one text, which ranks it"
         " anew",
     )
-    window_tokens: int = Field(4096, ge=128, le=16384, description="most prompt tokens of a window")
+    window_tokens: int = Field(
+        4096,
+        ge=128,
+        le=16384,
+        description="most prompt tokens of a window; a single text of up to 1.5 times as many is one",
+    )
     score_queries: Literal["look_ahead", "question", "both"] = Field(
         "look_ahead",
         description="whose attention scores the prompt: that of its last token and of the look-ahead, that of the"

@@ -7,7 +7,7 @@ from typing import Any
 from cluster.plan.formulas import all_reduce, roofline
 from cluster.plan.gpus import GIB, USABLE, WORKING_GIB, Gpu, Machine
 from kv_transfer.options import SelectionOptions
-from kv_transfer.windows import AGAIN_SHARE, MOST_AGAIN
+from kv_transfer.windows import AGAIN_SHARE, MOST_AGAIN, WHOLE
 from skim_common.errors import ModelError
 from skim_common.models.costs import (
     LINEAR,
@@ -152,7 +152,7 @@ class PlannedEngine:
         tokens = read.cached + read.tokens
         if not self.windows:
             return self.read_s(read) + LOOK_AHEAD * self.step_s(1, tokens)
-        count = -(-tokens // self.window)
+        count = 1 if tokens <= WHOLE * self.window else -(-tokens // self.window)
         first = self.read_s(Read(-(-read.tokens // count) + FRAME, read.cached // count), count)
         if count == 1 or not self.again:
             return first

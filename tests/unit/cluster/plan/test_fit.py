@@ -34,9 +34,11 @@ def test_the_read_of_the_speculator_and_of_what_is_kept():
 
 
 def test_windows_are_equal():
-    found = first_token(SMALL, BIG, 4096 + 300, 1.0)
-    reads = 2 * operations(SMALL, 2198 + FRAME) + operations(SMALL, 1319 + FRAME)
-    assert found.windows == pytest.approx(1 + reads / operations(BIG, 4396))
+    found = first_token(SMALL, BIG, 6144 + 300, 1.0)
+    reads = 2 * operations(SMALL, 3222 + FRAME) + operations(SMALL, 1933 + FRAME)
+    assert found.windows == pytest.approx(1 + reads / operations(BIG, 6444), rel=1e-3)
+    alone = first_token(SMALL, BIG, 6144, 1.0)
+    assert alone.windows == pytest.approx(1 + operations(SMALL, 6144 + FRAME) / operations(BIG, 6144)), "one window"
 
 
 def test_each_read_ends_with_the_output_head():

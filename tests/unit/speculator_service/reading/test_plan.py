@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.layout import Frame
-from kv_transfer.windows import WindowPlan
+from kv_transfer.windows import WHOLE, WindowPlan
 from speculator_service.reading.plan import windows_of
 from tests.unit.kv_transfer.layouts import layout_of
 
@@ -36,7 +36,7 @@ def test_each_droppable_token_is_in_one_window(droppable, lengths, size):
     assert held == sorted(set(held))
     assert {*np.flatnonzero(droppable).tolist()} <= {*held}
     longest = max(np.diff(starts, append=tokens))
-    assert all(end - start <= max(size, size // 2 + longest) for start, end in windows)
+    assert all(end - start <= max(WHOLE * size, size // 2 + longest) for start, end in windows)
     borders = {*starts.tolist(), *(np.flatnonzero(np.diff(np.r_[0, droppable, 0])).tolist())}
     assert all(start in borders and end in borders | {tokens} for start, end in windows)
 
@@ -53,6 +53,16 @@ def test_neighbouring_texts_share_a_window_with_what_stands_between_them():
     texts = without(100, (0, 5), (20, 25), (40, 45), (60, 65))
     assert plan(range(100), texts, size=64) == [(5, 60), (65, 100)]
     assert plan(range(100), texts, size=35) == [(5, 40), (45, 60), (65, 100)]
+
+
+def test_a_text_of_up_to_one_and_a_half_windows_is_one():
+    assert plan(range(96), size=64) == [(0, 96)]
+    assert len(plan(range(97), size=64)) > 1
+    ids, droppable = np.zeros(97, np.int32), np.ones(97, bool)
+    for count in (1, 2):
+        made = WindowPlan.of(droppable[: 95 + count], layout_of(question=(0, 0), frame=Frame(*[ids[:0]] * 3)), 64)
+        assert (made.windows == 1) == (count == 1)
+        assert (made.tokens_again == 0) == (count == 1)
 
 
 def test_a_text_that_fits_is_one_window_and_a_long_one_is_apart_from_its_neighbours():
