@@ -27,8 +27,8 @@ FRESH_TOKENS = 8192
 skimmed if that is sooner: of the public traces of agents, 6 % of the turns are longer, with 64 % of the new tokens."""
 AUDIT = "audit"
 """The reason of a catch-up for the measurement alone."""
-LIKELY = 0.5
-"""Later turns of an average prompt, from which on another one is likely."""
+LIKELY = 1 / 3
+"""A next turn is likely from this share of prompts with one on: two conversations then have one later turn together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,15 @@ class Conversation:
     """What is known of a prompt's conversation.
 
     tokens: of prompt and answer, at most. room: tokens of a replica's prefix cache. told: the client's number of later
-    requests. is_turn: it is a later turn already. has_tools: the client offers tools. expected: later turns of an
-    average prompt (`LaterTurns`). audited: chosen for a measurement. has_home: all turns go to one replica. others:
-    tokens of the other conversations that came back lately. capacity: tokens of the prefix caches of all replicas.
+    requests. share: of such prompts of its client that have a next turn (`NextTurns`). audited: chosen for a
+    measurement. has_home: all turns go to one replica. others: tokens of the other conversations that came back lately.
+    capacity: tokens of the prefix caches of all replicas.
     """
 
     tokens: int
     room: float
     told: int | None = None
-    is_turn: bool = False
-    has_tools: bool = False
-    expected: float = 0.0
+    share: float = 0.0
     audited: bool = False
     has_home: bool = True
     others: int = 0
@@ -80,9 +78,7 @@ def plan(options: PrefillOptions, conversation: Conversation) -> Plan:
         (options.enabled == ALWAYS, False, "always"),
         (conversation.audited, True, AUDIT),
         (told is not None, bool(told), "later-requests" if told else "no-later-turn"),
-        (conversation.is_turn, True, "turns"),
-        (conversation.has_tools, True, "tools"),
-        (conversation.expected >= LIKELY, True, "later-turns"),
+        (conversation.share >= LIKELY, True, "later-turns"),
     )
     return next((Plan(wanted, reason) for applies, wanted, reason in rules if applies), Plan(False, "no-later-turn"))
 
@@ -125,9 +121,16 @@ def pause_ms(chunk_ms: float) -> float:
     return chunk_ms * STREAM_SHARE / (1 - STREAM_SHARE)
 
 
-def goes_on(hashes: Sequence[bytes], opening: int, later: Sequence[bytes]) -> bool:
-    """Whether a later prompt is a turn of the same conversation: it begins with more than half of what stands behind
-    the opening. hashes, later: of the blocks of both prompts. opening: tokens that all conversations may share."""
+def middle(hashes: Sequence[bytes], opening: int) -> int | None:
+    """The block in the middle of what stands behind the opening: a next turn begins with all up to it. None without
+    one. hashes: of the prompt's blocks. opening: tokens that all conversations may share."""
     opened = min(len(hashes), -(-opening // BLOCK_TOKENS))
-    middle = (opened + len(hashes)) // 2
-    return middle < len(hashes) and middle < len(later) and hashes[middle] == later[middle]
+    found = (opened + len(hashes)) // 2
+    return found if found < len(hashes) else None
+
+
+def goes_on(hashes: Sequence[bytes], opening: int, later: Sequence[bytes]) -> bool:
+    """Whether a later prompt is a turn of the same conversation. hashes, later: of the blocks of both prompts. opening:
+    as in `middle`."""
+    block = middle(hashes, opening)
+    return block is not None and block < len(later) and hashes[block] == later[block]

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from kv_transfer.arrays import Int32Array
+from kv_transfer.layout import TextLayout
 from kv_transfer.messages import Envelope, KeptPrompt, SelectRequest
 from kv_transfer.options import AUTO
 from kv_transfer.spans import mask_of, spans_of
@@ -22,7 +23,13 @@ from router.dispatch.request import Prepared
 from router.dispatch.selection import INLINE_CHARS
 from router.dispatch.state import Outcome
 from router.pools.interface import Pools
+from router.prompt.citations import cited_spans
 from router.prompt.tool_results import asked_after, tool_results
+
+CITED_SHARE = 0.5
+"""What was cited has at most half of what is kept of a result. The speculator chooses the rest."""
+LEAST_RATE = 0.001
+"""A rate is above 0. Of a result whose other parts are protected, what was cited can be all that is to be kept."""
 
 
 class Ageing:
@@ -94,7 +101,7 @@ async def aged_form(pools: Pools, prepared: Prepared, ages: Int32Array, before: 
 
 
 def _request(prepared: Prepared, ages: Int32Array) -> SelectRequest:
-    """All but the old results is kept, and of each of these its share."""
+    """All but the old results is kept, and of each of these its share, with what was cited of it."""
     options, spans, rendered = prepared.options, prepared.spans, prepared.prompt.rendered
     assert options.age is not None
     others = ~mask_of(ages, prepared.size) | mask_of(spans.layout.protected, prepared.size)
@@ -106,12 +113,29 @@ def _request(prepared: Prepared, ages: Int32Array) -> SelectRequest:
         rates=np.full(len(ages), options.age.keep, np.float32),
         questions=asked if len(asked) else spans.layout.questions,
     )
+    layout = rendered.layout(options, spans._replace(layout=layout))
     return SelectRequest(
         f"{prepared.wire_id}-age",
         rendered.token_ids,
         options.selection.model_copy(update={"reuse": "off"}),
-        rendered.layout(options, spans._replace(layout=layout)),
+        _with_citations(prepared, layout, options.age.keep),
         return_importance=True,
         cache_salt=prepared.prompt.cache_salt,
         envelope=Envelope(affinity=prepared.affinity),
     )
+
+
+def _with_citations(prepared: Prepared, layout: TextLayout, keep: float) -> TextLayout:
+    """The layout with the cited units protected. They count in the share of their result: the rate of the rest of it is
+    lower."""
+    units = layout.unit_starts(prepared.size, prepared.options)
+    spans = cited_spans(prepared.prompt.rendered, units, layout.rate_spans, CITED_SHARE * keep)
+    if not spans:
+        return layout
+    may_drop, cited = ~mask_of(layout.protected, prepared.size), mask_of(spans, prepared.size)
+    free, taken = (
+        np.array([mask[first:end].sum() for first, end in layout.rate_spans.tolist()])
+        for mask in (may_drop, may_drop & cited)
+    )
+    rates = ((keep * free - taken) / np.maximum(1, free - taken)).clip(LEAST_RATE, keep)
+    return replace(layout, protected=spans_of(~may_drop | cited), rates=rates.astype(np.float32))

@@ -31,10 +31,11 @@ from kv_transfer.options import AUTO
 from router.admission.controller import Admission
 from router.decision.agreements import Agreements
 from router.decision.cache_ledger import BLOCK_TOKENS
-from router.decision.catch_up import Conversation, Plan, chunk_tokens, goes_on, next_read, pause_ms, plan
+from router.decision.catch_up import Conversation, Plan, chunk_tokens, goes_on, middle, next_read, pause_ms, plan
 from router.decision.forecast import Forecast
 from router.decision.forecaster import Forecaster
 from router.decision.live_conversations import LiveConversations
+from router.decision.next_turns import NextTurns
 from router.dispatch.ageing import Ageing, aged_form
 from router.dispatch.reading import Reading, is_greedy
 from router.dispatch.request import Prepared
@@ -81,7 +82,7 @@ class CatchUps:
         self._meter, self._forecaster, self._admission, self._log = meter, forecaster, admission, log
         self._ageing = ageing
         self._audit_share, self._has_home, self._chance, self._clock = audit_share, has_home, chance, clock
-        self.agreements = Agreements()
+        self.agreements, self._next_turns = Agreements(), NextTurns(clock)
         self._waiting: deque[Reading] = deque()
         self._running: list[Reading] = []
         self._tasks = BackgroundTasks()
@@ -101,19 +102,16 @@ class CatchUps:
     def plan(self, pools: Pools, prepared: Prepared, outcome: Outcome) -> Plan:
         """Whether a prompt of which a selection dropped something, or of which results are old, is to be caught up."""
         request, replicas = outcome.call.request, max(pools.replicas("target"), 1e-3)
-        chat, forecast = prepared.prompt.rendered.chat, prepared.forecast
         may_audit = outcome.mode == "speculative" and is_greedy(prepared) and prepared.options.enabled == AUTO
         conversation = Conversation(
             tokens=prepared.size + prepared.prompt.max_tokens,
             room=self._forecaster.dense.horizon / replicas if pools.target.cache_tokens else 0.0,
             told=request.later_requests,
-            is_turn=forecast.before is not None or (chat is not None and "assistant" in chat.roles),
-            has_tools=request.has_tools,
-            expected=self._forecaster.turns.expected,
+            share=self._next_turns.share((request.key, outcome.shape)),
             audited=may_audit and self._chance() < self._audit_share,
             has_home=self._has_home,
             # What ages takes less room than before.
-            others=0 if outcome.ages.size else self._live.others(*_place(forecast), self._clock()),
+            others=0 if outcome.ages.size else self._live.others(*_place(prepared.forecast), self._clock()),
             capacity=self._forecaster.dense.capacity,
         )
         return plan(prepared.options, conversation)
@@ -127,6 +125,7 @@ class CatchUps:
     def arrived(self, prepared: Prepared) -> None:
         """A prompt of a client: if it is the next turn of a conversation, the catch-up of that ends."""
         self._live.note(*_place(prepared.forecast), prepared.size, self._clock())
+        self._next_turns.arrived(prepared.forecast.hashes)
         for reading in [*self._waiting, *self._running]:
             forecast = reading.prepared.forecast
             if goes_on(forecast.hashes, forecast.sizes.opening, prepared.forecast.hashes):
@@ -144,6 +143,9 @@ class CatchUps:
 
     def begin(self, pools: Pools, prepared: Prepared, outcome: Outcome, answer: AnswerRecord) -> None:
         """A prompt has its answer: catch up, if that is planned."""
+        hashes, opening = prepared.forecast.hashes, prepared.forecast.sizes.opening
+        if prepared.ruled.speculative and (block := middle(hashes, opening)) is not None:
+            self._next_turns.answered((outcome.call.request.key, outcome.shape), hashes[block])
         if outcome.catch_up is None or not outcome.catch_up.wanted or not answer.finished:
             return
         self._waiting.append(Reading.of(pools, prepared, outcome, answer, self._forecaster))

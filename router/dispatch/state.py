@@ -41,7 +41,7 @@ class Outcome:
     None if it was not chosen by time. notes: parameters of the reason, see `explained`. selection: None for a dense
     prompt; messages: the places of the chat's. tokens_ahead: N, the look-ahead of a selection. answer_tokens: counted
     only if the call is traced. catch_up: the plan for a prompt that lost tokens or is to age. caught_up: tokens at the
-    beginning that catch-ups of earlier turns have read. shape: the kind of prompt for `router.decision.agreements`.
+    beginning that catch-ups of earlier turns have read. shape: of the prompt, by `router.decision.agreements`.
     form: what is left of the prompt's old results, if that is known. ages: int32 [R, 2], the spans of those that are
     old after the answer.
     """

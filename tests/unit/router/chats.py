@@ -10,7 +10,8 @@ from router.prompt.rendered import RenderedPrompt
 
 @dataclass
 class Chat:
-    """messages: of each, role, text, ids (of an answer; by its text otherwise) and tool."""
+    """messages: of each, role, text, ids (of an answer; by its text otherwise) and tool. What a message of the role
+    `called` says is no content: the template writes it, as it writes calls of tools."""
 
     messages: list[tuple[str, str, list[int] | None, str | None]] = field(default_factory=list)
 
@@ -29,7 +30,8 @@ class Chat:
         text, ids, contents = "", [], []
         for number, (role, said, own, tool) in enumerate(self.messages):
             text += f"<{role}>"
-            contents.append(Content(number, role, said, tool, spans=((len(text), len(text) + len(said)),)))
+            if role != "called":
+                contents.append(Content(number, role, said, tool, spans=((len(text), len(text) + len(said)),)))
             ids += [*_ids(f"<{role}>"), *(own or _ids(said)), *_ids("</s>")]
             text += f"{said}</s>"
         text += "<assistant>"
@@ -40,7 +42,7 @@ class Chat:
 
     def span(self, number):
         """The tokens of a message's content."""
-        return self.rendered().chat.contents[number].spans[0]
+        return next(one.spans[0] for one in self.rendered().chat.contents if one.message == number)
 
 
 def _ids(text):

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.harness import virtual_time
 from kv_transfer.options import DecodeOptions
 from router.decision.guard import task_kind
+from router.dispatch import ageing
 from router.dispatch.losses import losses_of
 from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CallState
@@ -97,6 +98,31 @@ async def test_the_next_turn_reads_what_is_left_of_an_old_result_and_all_else():
     assert counted[-1] == {"mode": "speculative", "reason": "aged"}
     shown = dispatcher.selections.get("third").as_json()
     assert (shown["decision"]["reason"], shown["kept_tokens"]) == ("aged", kept.size)
+
+
+@pytest.mark.parametrize("protects", [True, False])
+def test_what_a_call_named_stays_within_the_share(protects, monkeypatch):
+    """The negative control: without the protection these rows rank too low."""
+    rows = [1005, 1018, 1033, 1047]
+
+    async def run():
+        if not protects:
+            monkeypatch.setattr(ageing, "cited_spans", lambda *args: [])
+        dispatcher, _ = a_long_dispatcher()
+        chat = Chat().add("user", "Which rows?").add("tool", result(1)).add("called", f'{{"rows": {rows}}}')
+        for number in range(2):
+            await turn(dispatcher, chat.add("user", "Why?"), f"turn {number}")
+            await rested(dispatcher)
+        third = await turn(dispatcher, chat.add("user", "So?"), "third")
+        assert third.outcome.reason == "aged"
+        text, kept = chat.rendered().text, np.isin(np.arange(third.ids.size), third.prompt.positions)
+        places = [text.index(f"row {row}") for row in rows]
+        held = [bool(kept[place : text.index("\n", place)].all()) for place in places]
+        assert all(held) == protects
+        start, end = chat.span(1)
+        assert AGE["keep"] <= kept[start:end].mean() < AGE["keep"] + 0.05
+
+    virtual_time.run(run())
 
 
 @simulated

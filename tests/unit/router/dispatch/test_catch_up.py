@@ -1,6 +1,7 @@
 """Catch-up over mock engines in virtual time: what the target reads after a skimmed turn, when, and what ends it."""
 
 import asyncio
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from router.admission.rate_limits import Caller
 from router.decision.agreements import ENOUGH
 from router.decision.catch_up import STREAM_SHARE
 from router.decision.live_conversations import IDLE_S
+from router.decision.next_turns import REST_S
 from router.dispatch import catch_up as measured
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.reading import LOWEST_PRIORITY, SCORED_TOKENS
@@ -303,14 +305,42 @@ async def test_conversations_that_come_back_need_room_together():
     dispatcher.catch_ups.close()
 
 
-@simulated
-async def test_conversations_that_went_on_make_others_likely_to():
-    dispatcher = a_dispatcher(Pools())
-    for known, header in ((0, "off;reason=no-later-turn"), (2900, "planned;reason=later-turns")):
-        dispatcher.forecaster.turns.began(SIZE, known)
-        dispatcher.forecaster.turns.began(SIZE, known)
-        assert (await turn(dispatcher, tokens(known, SIZE), later=None)).header == header
+def a_caller(name, use=None):
+    return Caller(SimpleNamespace(name=name, share=1.0, isolate_cache=False), use or Use())
+
+
+async def headers_after(callers, *, has_tools, conversations=10, later_turns=3):
+    """What a batch client, which never comes back, and a chat client are told in the last of their conversations."""
+    dispatcher, seeds, found = a_dispatcher(Pools()), count(1), {}
+    asked = {"later": None, "has_tools": has_tools}
+    for _ in range(conversations):
+        for name, caller in callers.items():
+            ids = tokens(next(seeds), SIZE)
+            last = await turn(dispatcher, ids, caller=caller, **asked)
+            found[name] = last.header
+            for _ in range(later_turns if name == "chat" else 0):
+                ids += [*last.answer, *tokens(next(seeds), 30)]
+                last = await turn(dispatcher, ids, caller=caller, **asked)
+        await asyncio.sleep(REST_S + 1)
     dispatcher.catch_ups.close()
+    return found
+
+
+@pytest.mark.parametrize("has_tools", [True, False])
+def test_a_batch_client_is_not_caught_up_and_a_chat_client_with_prompts_of_the_same_shape_is(has_tools):
+    async def run():
+        callers = {name: a_caller(name) for name in ("batch", "chat")}
+        found = await headers_after(callers, has_tools=has_tools)
+        assert found == {"batch": "off;reason=no-later-turn", "chat": "planned;reason=later-turns"}
+
+    virtual_time.run(run())
+
+
+@simulated
+async def test_with_one_key_both_are_one_client():
+    """The negative control."""
+    found = await headers_after(dict.fromkeys(("batch", "chat"), a_caller("one")), has_tools=True)
+    assert found == dict.fromkeys(("batch", "chat"), "planned;reason=later-turns")
 
 
 @simulated
@@ -476,8 +506,8 @@ class Use:
 async def test_a_key_pays_for_its_prompt_once():
     pools = Pools()
     dispatcher = a_dispatcher(pools)
-    use, key = Use(), SimpleNamespace(name="k", share=1.0, isolate_cache=False)
-    await turn(dispatcher, tokens(1, SIZE), caller=Caller(key, use))
+    use = Use()
+    await turn(dispatcher, tokens(1, SIZE), caller=a_caller("k", use))
     await settled(dispatcher)
     assert (use.spent, ended(dispatcher)) == ([SIZE], ["done"])
     assert dispatcher.selections.get("r", "k").as_json()["catch_up"]["state"] == "done"
