@@ -11,6 +11,7 @@ from typing import Any
 
 from kv_transfer.drafts import UNDRAFTED
 from kv_transfer.layout import TextLayout
+from kv_transfer.messages import Envelope, GenerateRequest, KeptPrompt
 from kv_transfer.options import DecodeOptions
 from kv_transfer.sampling import is_seeded
 from router.admission.rate_limits import Caller
@@ -130,6 +131,20 @@ class Prepared:
     @property
     def layout(self) -> TextLayout:
         return self.spans.layout
+
+    def generate_request(self, kept: KeptPrompt) -> GenerateRequest:
+        """What the target is asked, to answer this kept prompt."""
+        prompt, envelope = self.prompt, Envelope(affinity=self.affinity)
+        return GenerateRequest(
+            self.wire_id,
+            kept,
+            prompt.sampling,
+            prompt.priority,
+            prompt.cache_salt,
+            prompt.engine_args,
+            self.decode,
+            envelope=envelope,
+        )
 
     def with_units(self) -> "Prepared":
         """The prompt with the units of its text, for a selection."""

@@ -91,7 +91,7 @@ class Outcome:
         """The reason with parameters, as an HTTP structured field (RFC 9651): both estimates in milliseconds, and the
         notes. guard: the kind of question for which more is kept. option: what would let a selection drop something.
         unmapped: the number of contents that are kept because their place is unknown. shed: what was left out because
-        of the load (`router.admission.load_shedding`)."""
+        of the load (`router.admission.load_shedding`). again: tokens of the answer that an earlier request left."""
         found: dict[str, str | int] = {}
         if self.estimate is not None:
             found = {"dense": f"{self.estimate.dense:.0f}", "speculative": f"{self.estimate.speculative:.0f}"}
@@ -129,6 +129,13 @@ class Outcome:
         self.mode, self.tokens_ahead, self.estimate = "speculative", 0, None
         self.selection = Selection(kept, form.coverage, reused_tokens=known)
         return self.selection
+
+    def resume(self, earlier: "Outcome", tokens: int) -> None:
+        """The prompt is asked again and runs as it did then. tokens: those that its answer has already."""
+        self.mode, self.reason, self.notes = earlier.mode, earlier.reason, {**earlier.notes, "again": tokens}
+        self.selection, self.messages, self.tokens_ahead = earlier.selection, earlier.messages, earlier.tokens_ahead
+        self.catch_up, self.caught_up, self.shape = earlier.catch_up, earlier.caught_up, earlier.shape
+        self.form, self.ages = earlier.form, earlier.ages
 
     def distrusted(self, reason: str) -> None:
         """The prompt runs dense after its selection. The times stay: the client waited for it."""
