@@ -9,18 +9,16 @@ from functools import partial
 from actors.observability.meter import Meter
 from kv_transfer.limits.target import check_length as check_target_length
 from kv_transfer.limits.target import check_sampling, first_logprobs
-from kv_transfer.messages import ADAPTER, GenerateOutput, KeptPrompt, Selection
+from kv_transfer.messages import GenerateOutput, KeptPrompt, Selection
 from kv_transfer.options import AUTO
-from kv_transfer.windows import WindowPlan
 from router.admission.controller import Admission
 from router.admission.load_shedding import CATCH_UP
 from router.admission.ticket import Ticket
 from router.decision.agreements import shape_of
 from router.decision.catch_up import stays_dense
 from router.decision.forecaster import Forecaster
-from router.decision.guard import Advice, Guard
-from router.decision.rules import AGED, CACHED, Decision, RequestTraits, decide
-from router.decision.window_reads import WindowReads
+from router.decision.guard import Guard
+from router.decision.rules import AGED, CACHED, Decision
 from router.dispatch.admit import admit, shed_load
 from router.dispatch.ageing import Ageing, aged_prompt
 from router.dispatch.catch_up import CatchUps
@@ -30,10 +28,10 @@ from router.dispatch.losses import loss_refused
 from router.dispatch.metrics import (
     ClientMetrics,
     record_decision,
-    record_speeds,
     since_arrival,
 )
-from router.dispatch.request import Prepared, Prompt, Request
+from router.dispatch.preparation import Preparation
+from router.dispatch.request import Prepared, Prompt
 from router.dispatch.selection import LexicalFallback, SelectionClient
 from router.dispatch.state import CallState, Outcome
 from router.dispatch.token_budget import TokenBudget
@@ -47,8 +45,6 @@ from router.options.settings import RouterConfig
 from router.pools.answer_record import AnswerRecord
 from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Pools
-from router.pools.prefix_affinity import PrefixKeys
-from router.prompt.protected_spans import PromptSpans
 from skim_common.errors import DeadlineError, EngineUnavailableError, InvalidRequestError
 
 
@@ -73,8 +69,8 @@ class Dispatcher:
         self.settings, self.defaults, self.decode_defaults = settings, defaults, decode_defaults
         self.selections = SelectionLog(holds_text=settings.explain_text)
         self.forecaster = Forecaster()
-        self._keys = PrefixKeys() if settings.affinity else None
         self._guard = Guard(meter, enabled=settings.guard, entropy=settings.guard_entropy)
+        self._preparation = Preparation(self.forecaster, self._guard, meter, keys=settings.affinity)
         self.admission = admission or Admission(meter)
         self._ageing = Ageing(self.forecaster)
         self.catch_ups = CatchUps(
@@ -130,7 +126,7 @@ class Dispatcher:
         outcome, decision = call.begin(prompt), Decision(True, "selection-only")
         try:
             self._begin(request_id, outcome)
-            prepared = self._prepare(request_id, prompt, call.request)
+            prepared = self._preparation.prepare(self.pools, request_id, prompt, call.request)
             self._refuse_selection(prepared.ruled)
             if budget is not None:
                 prepared = replace(prepared, options=budget.limit(prepared.options, prepared.layout))
@@ -167,7 +163,7 @@ class Dispatcher:
         try:
             self._begin(request_id, outcome)
             self._refuse(prompt, outcome)
-            whole = self._prepare(request_id, prompt, call.request)
+            whole = self._preparation.prepare(self.pools, request_id, prompt, call.request)
             self.catch_ups.arrived(whole)
             held = self.held_answers.claim(whole, call.request)
             prepared, decision = await self._resume(whole, outcome, held) if held else self._decide(whole, outcome)
@@ -237,49 +233,6 @@ class Dispatcher:
         call.add_logprobs(first_logprobs(size, prompt.sampling, self.pools.target.vocab_size))
         # The whole prompt must fit, because it runs dense if the selection fails.
         check_target_length(size, size, prompt.max_tokens, self.pools.target)
-
-    def _prepare(self, request_id: str, prompt: Prompt, request: Request) -> Prepared:
-        """Find what the decision rests on: the spans, what the rules say, the guard's advice, unless the prompt
-        runs dense anyway, and the forecast."""
-        rendered = prompt.rendered
-        spans = rendered.spans(request.options)
-        layout, ruled = spans.layout, self._rule(prompt, request, spans)
-        advice = Advice(request.options, acts=False)
-        if ruled.speculative:
-            task = rendered.task_text(layout)
-            advice = self._guard.advise(request.options, task, explicit=request.keep_fields is not None)
-        for pool, model in (("speculator", self.pools.speculator), ("target", self.pools.target)):
-            if model is not None:
-                self.forecaster.know(pool, model, self.pools.replicas(pool))
-        speculator = self.pools.speculator
-        may_drop = ~layout.fixed(rendered.size, advice.options.protect_last)
-        plan = WindowPlan.of(may_drop, layout, advice.options.window_tokens)
-        options = advice.options.for_prompt(windows=bool(speculator and speculator.has_head_profile and plan))
-        windows = WindowReads.of(options, plan, rendered.size, layout.frame.head.size if layout.frame else 0)
-        salt, hinted, adapted = prompt.cache_salt, request.later_requests, ADAPTER in prompt.engine_args
-        forecast = self.forecaster.look(rendered.token_ids, salt, options, layout, hinted, windows, adapted=adapted)
-        record_speeds(self.meter, self.forecaster.speeds())  # here they are fitted anyway
-        affinity = ""
-        if self._keys:
-            affinity = self._keys.key(rendered.token_ids, spans.opening, salt, hashes=forecast.hashes)
-        decode = request.decode_for(prompt.sampling)
-        return Prepared(prompt, request_id, options, decode, spans, ruled, advice, forecast, affinity)
-
-    def _rule(self, prompt: Prompt, request: Request, spans: PromptSpans) -> Decision:
-        """What the rules say of the prompt."""
-        size = prompt.rendered.size
-        traits = RequestTraits(
-            prompt_tokens=size,
-            prompt_logprobs=prompt.prompt_logprobs,
-            echo=request.echo,
-            beam_search=request.beam_search,
-            compressible_tokens=size - spans.protected_tokens,
-            rated=spans.layout.rates.size > 0,
-            unmapped=spans.unmapped,
-            no_task=prompt.rendered.text is not None and not len(spans.layout.questions),
-            untrusted=self.pools.untrusted,
-        )
-        return decide(traits, request.options)
 
     def _decide(self, prepared: Prepared, outcome: Outcome) -> tuple[Prepared, Decision]:
         """Whether the prompt runs dense or speculative, or dense on what is left of it: with the forecast of that."""

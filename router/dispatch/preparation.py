@@ -1,0 +1,65 @@
+"""What is known of a prompt before its mode is chosen: spans, what the rules say, the guard's advice, the forecast."""
+
+from actors.observability.meter import Meter
+from kv_transfer.messages import ADAPTER
+from kv_transfer.windows import WindowPlan
+from router.decision.forecaster import Forecaster
+from router.decision.guard import Advice, Guard
+from router.decision.rules import Decision, RequestTraits, decide
+from router.decision.window_reads import WindowReads
+from router.dispatch.metrics import record_speeds
+from router.dispatch.request import Prepared, Prompt, Request
+from router.pools.interface import Pools
+from router.pools.prefix_affinity import PrefixKeys
+from router.prompt.protected_spans import PromptSpans
+
+
+class Preparation:
+    """keys: calls prefer the replica of their prefix. The others are the dispatcher's."""
+
+    def __init__(self, forecaster: Forecaster, guard: Guard, meter: Meter, *, keys: bool) -> None:
+        self._forecaster, self._guard, self._meter = forecaster, guard, meter
+        self._keys = PrefixKeys() if keys else None
+
+    def prepare(self, pools: Pools, request_id: str, prompt: Prompt, request: Request) -> Prepared:
+        """The guard advises only where the prompt does not run dense anyway."""
+        rendered = prompt.rendered
+        spans = rendered.spans(request.options)
+        layout, ruled = spans.layout, _rule(pools, prompt, request, spans)
+        advice = Advice(request.options, acts=False)
+        if ruled.speculative:
+            task = rendered.task_text(layout)
+            advice = self._guard.advise(request.options, task, explicit=request.keep_fields is not None)
+        for pool, model in (("speculator", pools.speculator), ("target", pools.target)):
+            if model is not None:
+                self._forecaster.know(pool, model, pools.replicas(pool))
+        speculator = pools.speculator
+        may_drop = ~layout.fixed(rendered.size, advice.options.protect_last)
+        plan = WindowPlan.of(may_drop, layout, advice.options.window_tokens)
+        options = advice.options.for_prompt(windows=bool(speculator and speculator.has_head_profile and plan))
+        windows = WindowReads.of(options, plan, rendered.size, layout.frame.head.size if layout.frame else 0)
+        salt, hinted, adapted = prompt.cache_salt, request.later_requests, ADAPTER in prompt.engine_args
+        forecast = self._forecaster.look(rendered.token_ids, salt, options, layout, hinted, windows, adapted=adapted)
+        record_speeds(self._meter, self._forecaster.speeds())  # here they are fitted anyway
+        affinity = ""
+        if self._keys:
+            affinity = self._keys.key(rendered.token_ids, spans.opening, salt, hashes=forecast.hashes)
+        decode = request.decode_for(prompt.sampling)
+        return Prepared(prompt, request_id, options, decode, spans, ruled, advice, forecast, affinity)
+
+
+def _rule(pools: Pools, prompt: Prompt, request: Request, spans: PromptSpans) -> Decision:
+    """What the rules say of the prompt."""
+    size = prompt.rendered.size
+    traits = RequestTraits(
+        prompt_tokens=size,
+        prompt_logprobs=prompt.prompt_logprobs,
+        echo=request.echo,
+        beam_search=request.beam_search,
+        compressible_tokens=size - spans.protected_tokens,
+        rated=spans.layout.rates.size > 0,
+        unmapped=spans.unmapped,
+        no_task=prompt.rendered.text is not None and not len(spans.layout.questions),
+        untrusted=pools.untrusted,
+    )
+    return decide(traits, request.options)
