@@ -109,3 +109,8 @@ class CacheLedger:
         elif needed < self._share:
             # The geometric mean: a few misses are enough, and one miss on another replica is not too much.
             self._share = (self._share * needed) ** 0.5
+
+
+def ends_of(hashes: Sequence[bytes]) -> Sequence[int]:
+    """The number of tokens up to the end of each block."""
+    return range(BLOCK_TOKENS, BLOCK_TOKENS * (len(hashes) + 1), BLOCK_TOKENS)

@@ -5,9 +5,8 @@ nothing.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +16,7 @@ from kv_transfer.layout import NO_LAYOUT, TextLayout
 from kv_transfer.messages import GenerateOutput, KeptPrompt, Selection
 from kv_transfer.options import AUTO
 from kv_transfer.prefix_hash import block_hashes
-from router.decision.cache_ledger import BLOCK_TOKENS, CachedPrefix, CacheLedger
+from router.decision.cache_ledger import BLOCK_TOKENS, CachedPrefix, CacheLedger, ends_of
 from router.decision.cost_model import Mode, Reads, Work, estimate, fewer, sooner
 from router.decision.forecast import Forecast, way_of
 from router.decision.kept_sizes import KeptShares, KeptSizes
@@ -25,6 +24,7 @@ from router.decision.kinds import Kinds
 from router.decision.later_turns import LaterTurns
 from router.decision.pool_time import PoolTime, Speeds
 from router.decision.scored_texts import ScoredTexts
+from router.decision.target_caches import TargetCaches
 from router.decision.window_reads import WindowReads
 from router.options.request import PrefillOptions
 from skim_common.models.costs import Read, ReadCost
@@ -39,12 +39,10 @@ class Forecaster:
         self.speculator, self.target = PoolTime(clock), PoolTime(clock)
         self.adapted = PoolTime(clock, beside=self.target)
         self.windows, self.lexical = PoolTime(clock), PoolTime(clock)
-        self.dense, self.kept = CacheLedger(), CacheLedger()
+        self.caches = TargetCaches()
         self.read, self.read_in_windows = CacheLedger(), CacheLedger()
-        self._of_target, self._of_speculator = [self.dense, self.kept], [self.read, self.read_in_windows]
         self._replicas = 1.0  # of the speculator
         self.turns = LaterTurns()
-        self._sent = Counter[bytes]()
         self._shares, self.kinds, self._scored = KeptShares(), Kinds(), ScoredTexts()
 
     def speeds(self) -> dict[str, Speeds]:
@@ -55,15 +53,14 @@ class Forecaster:
     def know(self, pool: str, model: ModelInfo, replicas: float) -> None:
         """What a replica of `speculator` or `target` tells of itself. replicas: of the pool, per router."""
         if pool == "speculator":
-            time, ledgers, self._replicas = self.speculator, self._of_speculator, replicas
+            self.speculator.cost, self._replicas = model.read_cost, replicas
             self.windows.cost = ReadCost(model.read_cost.linear)  # their attention does not grow with the prompt
+            if model.cache_tokens:
+                self.read.capacity = self.read_in_windows.capacity = replicas * model.cache_tokens
         else:
-            time, ledgers = self.target, self._of_target
-            self.adapted.cost = model.read_cost
-        time.cost = model.read_cost
-        if model.cache_tokens:
-            for ledger in ledgers:
-                ledger.capacity = replicas * model.cache_tokens
+            self.target.cost = self.adapted.cost = model.read_cost
+            if model.cache_tokens:
+                self.caches.hold(replicas * model.cache_tokens)
 
     def look(
         self,
@@ -83,9 +80,9 @@ class Forecaster:
         """
         hashes = block_hashes(ids, BLOCK_TOKENS, salt)
         sizes = KeptSizes.of(int(ids.size), options.protect_last, layout)
-        ledgers = self.dense, self._read_ledger(windows), self.kept
+        ledgers = self.caches.dense, self._read_ledger(windows), self.caches.kept
         dense, read, kept = (ledger.find(ids, hashes) for ledger in ledgers)
-        coming = self._coming(hashes)
+        coming = self.caches.coming(hashes)
         # What stands before all that may be dropped is the same for the target, whole or kept.
         alike = min(max(dense.tokens, coming), sizes.opening)
         if alike > kept.kept:
@@ -120,29 +117,16 @@ class Forecaster:
         """The forecast of the kept tokens of a prompt, int32 [K], as of a prompt that the target reads whole."""
         ids, fixed, rest = forecast.ids[kept], forecast.sizes.fixed[kept], forecast.sizes.rest[kept]
         hashes = block_hashes(ids, BLOCK_TOKENS, forecast.salt)
-        none, known = CachedPrefix(), self.dense.find(ids, hashes)
+        none, known = CachedPrefix(), self.caches.dense.find(ids, hashes)
         return replace(
             Forecast(ids, forecast.salt, forecast.options, hashes, KeptSizes(fixed, rest), known, none, none),
-            coming=self._coming(hashes),
+            coming=self.caches.coming(hashes),
             adapted=forecast.adapted,
         )
 
-    def _coming(self, hashes: Sequence[bytes]) -> int:
-        """The tokens at the beginning of a prompt that the target reads now for other prompts."""
-        return next((i for i, block in enumerate(hashes) if block not in self._sent), len(hashes)) * BLOCK_TOKENS
-
-    @contextmanager
-    def sent(self, forecast: Forecast, prompt: KeptPrompt) -> Iterator[None]:
-        """While a dense prompt is with the target: those that come behind it find in the cache what it reads."""
-        hashes = forecast.hashes if forecast.is_whole(prompt) else ()
-        self._sent.update(hashes)
-        try:
-            yield
-        finally:
-            self._sent.subtract(hashes)
-            for block in hashes:
-                if not self._sent[block]:
-                    del self._sent[block]
+    def sent(self, forecast: Forecast, prompt: KeptPrompt) -> AbstractContextManager[None]:
+        """While the target has a prompt. Only a dense one is found by those that come behind it."""
+        return self.caches.sent(forecast.hashes if forecast.is_whole(prompt) else ())
 
     def work(
         self,
@@ -218,7 +202,7 @@ class Forecaster:
             ledger = self._read_ledger(windows)
             ledger.correct(forecast.read, cached)
             self._speculator_wrote(read.tokens if windows is None else round(windows.tokens(size, cached)))
-            ledger.add(forecast.ids, forecast.hashes, _ends(forecast.hashes))
+            ledger.add(forecast.ids, forecast.hashes, ends_of(forecast.hashes))
         if selection.kept.session is not None:
             self._speculator_wrote(selection.kept.token_ids.size)
         if windows and (scored := size if is_read else forecast.scored):
@@ -234,19 +218,18 @@ class Forecaster:
         self._target(forecast).measure(read, ms, queue_ms)
         known = max(forecast.known_dense, forecast.kept.tokens)
         self.turns.began(int(forecast.ids.size) - opening, max(0, known - opening))
-        for ledger in self._of_target:
-            ledger.wrote(read.tokens)
+        self.caches.wrote(read.tokens)
         whole = forecast.is_whole(prompt)
         if whole:
-            self.dense.correct(forecast.dense, cached)
+            self.caches.dense.correct(forecast.dense, cached)
         else:
-            self.kept.correct(forecast.kept, cached)
+            self.caches.kept.correct(forecast.kept, cached)
             if forecast.before == "speculative":
                 kept = forecast.sizes.new(forecast.share, forecast.kept.tokens, forecast.whole)
                 self.turns.extended(read.tokens - kept)
         if whole or forecast.select_ms is not None:
             self._compare(forecast, "dense" if whole else "speculative", ms)
-        self._add(forecast.ids, forecast.hashes, prompt, whole=whole)
+        self.caches.add(forecast.ids, forecast.hashes, prompt, whole=whole)
 
     def _compare(self, forecast: Forecast, mode: Mode, ms: float) -> None:
         """Learn the error that the forecast has for prompts of this kind, now that the pools' times are those of this
@@ -261,15 +244,14 @@ class Forecaster:
         """Learn that the caches also hold the answer: the next turn begins with prompt and answer."""
         if not answer.size:
             return
-        for ledger in self._of_target:
-            ledger.wrote(int(answer.size))
+        self.caches.wrote(int(answer.size))
         whole = np.concatenate([forecast.ids, answer])
         hashes = block_hashes(whole, BLOCK_TOKENS, forecast.salt, known=forecast.hashes)
-        self._add(whole, hashes, prompt, whole=forecast.is_whole(prompt))
+        self.caches.add(whole, hashes, prompt, whole=forecast.is_whole(prompt))
         if prompt.session is not None:
             self._speculator_wrote(int(answer.size))
             if forecast.windows is None:
-                self.read.add(whole, hashes, _ends(hashes))
+                self.read.add(whole, hashes, ends_of(hashes))
 
     def read_behind(self, forecast: Forecast, ids: Int32Array, hashes: Sequence[bytes], output: GenerateOutput) -> None:
         """Learn that the target has read `ids` [N], a beginning of this prompt and its answer, for no client.
@@ -279,26 +261,12 @@ class Forecaster:
         read = Read.of(int(ids.size), output.cached_tokens)
         if not output.prompt_logprobs and "prefill" in output.timings:
             self._target(forecast).measure(read, output.timings["prefill"], output.timings.get("queue", 0.0))
-        for ledger in self._of_target:
-            ledger.wrote(read.tokens)
-        self.dense.add(ids, hashes, _ends(hashes))
+        self.caches.wrote(read.tokens)
+        self.caches.dense.add(ids, hashes, ends_of(hashes))
 
     def read_ms(self, forecast: Forecast, size: int, known: int) -> float | None:
         """The target's milliseconds for a beginning of `size` tokens of this prompt, of which it has `known` cached."""
         return self._target(forecast).estimate(Read.of(size, known))
-
-    def _add(self, ids: Int32Array, hashes: Sequence[bytes], prompt: KeptPrompt, *, whole: bool) -> None:
-        if whole:
-            self.dense.add(ids, hashes, _ends(hashes))
-            return
-        ends = np.array(_ends(hashes), np.int64)
-        in_prompt = np.searchsorted(np.sort(prompt.positions), np.minimum(ends, prompt.context_length))
-        self.kept.add(ids, hashes, (in_prompt + np.maximum(0, ends - prompt.context_length)).tolist())
-        # As far as nothing is dropped, it is the beginning of a dense prompt too.
-        dropped = np.flatnonzero(prompt.positions != np.arange(prompt.positions.size))
-        begin = int(dropped[0]) if dropped.size else int(prompt.positions.size)
-        alike = hashes[: begin // BLOCK_TOKENS]
-        self.dense.add(ids[:begin], alike, _ends(alike))
 
     def _target(self, forecast: Forecast) -> PoolTime:
         """The measured times of the target as it answers this prompt."""
@@ -321,10 +289,5 @@ class Forecaster:
         return self.read_in_windows if windows else self.read
 
     def _speculator_wrote(self, tokens: int) -> None:
-        for ledger in self._of_speculator:
+        for ledger in (self.read, self.read_in_windows):
             ledger.wrote(tokens)
-
-
-def _ends(hashes: Sequence[bytes]) -> Sequence[int]:
-    """The number of tokens up to the end of each block."""
-    return range(BLOCK_TOKENS, BLOCK_TOKENS * (len(hashes) + 1), BLOCK_TOKENS)

@@ -105,14 +105,14 @@ class CatchUps:
         may_audit = outcome.mode == "speculative" and is_greedy(prepared) and prepared.options.enabled == AUTO
         conversation = Conversation(
             tokens=prepared.size + prepared.prompt.max_tokens,
-            room=self._forecaster.dense.horizon / replicas if pools.target.cache_tokens else 0.0,
+            room=self._forecaster.caches.dense.horizon / replicas if pools.target.cache_tokens else 0.0,
             told=request.later_requests,
             share=self._next_turns.share((request.key, outcome.shape)),
             audited=may_audit and self._chance() < self._audit_share,
             has_home=self._has_home,
             # What ages takes less room than before.
             others=0 if outcome.ages.size else self._live.others(*_place(prepared.forecast), self._clock()),
-            capacity=self._forecaster.dense.capacity,
+            capacity=self._forecaster.caches.dense.capacity,
         )
         return plan(prepared.options, conversation)
 
@@ -206,7 +206,7 @@ class CatchUps:
             try:
                 output = await reading.read(end, scored)
             except ReplicaLostError:
-                self._forecaster.dense.forget(reading.hashes[: reading.done // BLOCK_TOKENS])
+                self._forecaster.caches.dense.forget(reading.hashes[: reading.done // BLOCK_TOKENS])
                 reading.losses, reading.done = reading.losses + 1, 0
                 if reading.losses > 1:
                     raise

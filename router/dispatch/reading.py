@@ -104,7 +104,7 @@ class Reading:
         self.form, self.scored, self.positions = form, 0, form.kept(int(self.whole.size))
         self.ids = self.whole[self.positions]
         self.hashes = block_hashes(self.ids, BLOCK_TOKENS, self.prepared.forecast.salt)
-        known = forecaster.dense.find(self.ids, self.hashes).tokens
+        known = forecaster.caches.dense.find(self.ids, self.hashes).tokens
         self.done = min(known, int(self.ids.size) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
     def request(self, end: int, scored: int) -> GenerateRequest:

@@ -173,7 +173,7 @@ def test_fresh_text_behind_a_warm_history_runs_dense_and_large_text_is_skimmed(n
         first = await turn(dispatcher, ids, catch_up="off" if before == "skimmed" else "auto")
         await asyncio.sleep(10)
         if before == "evicted":
-            dispatcher.forecaster.dense.wrote(2**22)
+            dispatcher.forecaster.caches.dense.wrote(2**22)
         found = await turn(dispatcher, [*ids, *first.answer, *tokens(2, new)], later=0)
         assert (found.outcome.mode, found.outcome.reason) == (mode, "cached" if mode == "dense" else "sooner")
         if mode == "dense":

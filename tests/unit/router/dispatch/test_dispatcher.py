@@ -358,7 +358,11 @@ async def test_the_forecast_uses_what_replicas_tell_of_themselves():
     pools.target = replace(pools.target, read_cost=ReadCost(2000.0, pair=1.0))
     forecaster = (await run(pools, prompt())).dispatcher.forecaster
     assert (forecaster.speculator.cost, forecaster.target.cost) == (pools.speculator.read_cost, pools.target.read_cost)
-    assert (forecaster.read.capacity, forecaster.dense.capacity, forecaster.kept.capacity) == (2000, 3000, 3000)
+    assert (forecaster.read.capacity, forecaster.caches.dense.capacity, forecaster.caches.kept.capacity) == (
+        2000,
+        3000,
+        3000,
+    )
 
 
 async def test_a_region_travels_with_its_rate_and_is_no_reason_to_keep_all():

@@ -23,7 +23,7 @@ def body(messages, **prefill):
 def has_room(use_pools, served, monkeypatch):
     """The target's cache has room, whatever earlier prompts of this router have shown."""
     use_pools(target={"cache_tokens": 2**20})
-    monkeypatch.setattr(served.dispatcher.forecaster.dense, "_share", 1.0)
+    monkeypatch.setattr(served.dispatcher.forecaster.caches.dense, "_share", 1.0)
 
 
 async def test_headers_and_explain_view_tell_the_state(client, served, document):
