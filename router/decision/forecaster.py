@@ -274,6 +274,11 @@ class Forecaster:
             ledger.wrote(read.tokens)
         self.dense.add(ids, hashes, _ends(hashes))
 
+    def shrunk(self, ids: Int32Array, hashes: Sequence[bytes]) -> None:
+        """The target holds `ids` [N] besides, which are left of a prompt that it has shrunk in place. hashes: of its
+        blocks."""
+        self.dense.add(ids, hashes, _ends(hashes))
+
     def read_ms(self, forecast: Forecast, size: int, known: int) -> float | None:
         """The target's milliseconds for a beginning of `size` tokens of this prompt, of which it has `known` cached."""
         return self._target(forecast).estimate(Read.of(size, known))
