@@ -1,8 +1,8 @@
 """Prefix-cache keys that include positions, so that KV computed at other positions is never shared.
 
 vLLM hashes the token ids of a block, the hash of the previous block, and extra keys. The block's position offsets are
-appended to the extra keys. A block whose offsets are all zero keeps its plain key. So a kept prompt and a plain prompt
-share the blocks before the first dropped token.
+appended to the extra keys, with the prompt's tag if it was shrunk in place. A block whose offsets are all zero keeps
+its plain key. So a kept prompt and a plain prompt share the blocks before the first dropped token.
 """
 
 from typing import Any
@@ -55,12 +55,14 @@ def hash_positions() -> None:
     block_pool.generate_block_hash_extra_keys = extra_keys
 
 
-def position_offsets(request: Any, start: int, end: int) -> Int64Array:
-    """Original position minus slot, int64 [end - start]: for each slot in [start, end). Zeros for a plain request."""
-    offsets = np.zeros(end - start, np.int64)
+def position_keys(request: Any, start: int, end: int) -> Int64Array:
+    """What distinguishes other KV of the same tokens, int64 [end - start]: for each slot in [start, end), its original
+    position minus the slot, mixed with the prompt's tag if that is not 0. Zeros for a plain request."""
+    keys = np.zeros(end - start, np.int64)
     if restored := _map_of(request):
-        restored.fill(offsets, start)
-    return offsets
+        restored.fill(keys, start)
+        keys[keys != 0] ^= int.from_bytes(restored.tag[:7], "little")
+    return keys
 
 
 def _map_of(request: Any) -> PositionMap | None:

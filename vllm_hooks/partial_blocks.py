@@ -35,7 +35,7 @@ from vllm.v1.request import Request
 from skim_common.errors import SkimError
 from skim_common.prefixes import common_prefix
 from skim_common.symbols import Hook
-from vllm_hooks.block_hash import position_offsets
+from vllm_hooks.block_hash import position_keys
 
 PARTIAL_BLOCKS = "skim_partial_blocks"
 """Key in the engine option `additional_config`: true or false. The default is true on CPU, where they are possible."""
@@ -65,7 +65,7 @@ _WITHOUT_OWN_KV = ("custom_class", "ngram", "suffix")
 """Drafting methods whose drafters keep no KV beside the target's, so that a copied block lacks nothing."""
 
 Slots = npt.NDArray[np.int64]
-"""[n, 2]: token id and position offset of each slot. Two slots have the same KV only if both are equal."""
+"""[n, 2]: token id and `position_keys` of each slot. Two slots have the same KV only if both are equal."""
 
 
 class PartialBlock(NamedTuple):
@@ -86,15 +86,22 @@ class PartialBlock(NamedTuple):
 def why_impossible(config: VllmConfig) -> str | None:
     """What in this configuration rules out partial blocks; None if they are possible.
 
-    A KV connector counts whole blocks. With async scheduling, the next step is planned before the scheduler knows which
-    tokens of the present one are valid. Drafters with KV of their own need the end of a prefix computed again. A copy
-    is made in one group of blocks only, that of full attention.
+    With async scheduling, the next step is planned before the scheduler knows which tokens of the present one are
+    valid.
+    """
+    return why_not_alone(config) or ("async scheduling" if config.scheduler_config.async_scheduling else None)
+
+
+def why_not_alone(config: VllmConfig) -> str | None:
+    """What in this configuration also depends on a block's place, besides one group of full attention; None: nothing.
+
+    A KV connector counts whole blocks. Drafters with KV of their own need the end of a prefix computed again. Other
+    groups of blocks have other contents.
     """
     speculation, parallel, scheduler = config.speculative_config, config.parallel_config, config.scheduler_config
     model, separate = config.model_config, not scheduler.disable_hybrid_kv_cache_manager
     reasons = {
         "a KV connector": config.kv_transfer_config is not None,
-        "async scheduling": scheduler.async_scheduling,
         "context parallel": parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size > 1,
         "layers of a state space": model.is_hybrid,
         "layers with windows": separate and model.get_sliding_window() is not None,
@@ -225,4 +232,4 @@ class PartialBlockScheduler(Scheduler):
 def _slots(request: Request, start: int, end: int) -> Slots:
     """The contents of the slots [start, end). The hash before a partial block does not include their positions."""
     ids = np.array(request.all_token_ids[start:end], np.int64)
-    return np.stack([ids, position_offsets(request, start, end)], 1)
+    return np.stack([ids, position_keys(request, start, end)], 1)

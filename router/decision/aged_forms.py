@@ -19,7 +19,8 @@ from router.options.policies import Age
 MOST_FORMS = 4096
 """Aged forms that are remembered; the least recently used one is forgotten first."""
 MOST_READ = 2.0
-"""Results age once the target would read at most so many tokens for each that is dropped: it reads all that follows."""
+"""Results age once the target would read at most so many tokens for each that is dropped: it reads all that follows,
+unless it shrinks the prompt in place."""
 
 
 class Result(Protocol):
@@ -38,13 +39,15 @@ class AgedForm:
     """What is dropped of a prompt's beginning. All that follows is kept.
 
     age: by which it was made. dropped: int32 [D, 2], token spans, sorted and apart. end: of the last aged result.
-    coverage: the kept share of the prompt's importance, when it was aged.
+    coverage: the kept share of the prompt's importance, when it was aged. kv_tag: of what is left, if the target has
+    shrunk the prompt in place.
     """
 
     age: Age
     dropped: Int32Array
     end: int
     coverage: float
+    kv_tag: bytes = b""
 
     def kept(self, size: int) -> Int32Array:
         """The kept positions of a prompt of `size` tokens that begins so, int32 [K]."""
@@ -58,11 +61,43 @@ def old_results(results: Sequence[Result], age: Age, *, since: int = 0, later: i
     return np.array(found, np.int32) if found else no_pairs()
 
 
-def is_worth_it(old: Int32Array, age: Age, size: int) -> bool:
+def block_in_place(shrinks_by: int, before: AgedForm | None) -> int:
+    """The tokens of a block, if a target can shrink a prompt of the form `before` in place; 0: it reads again.
+
+    shrinks_by: as in ModelInfo.
+    """
+    whole = before is None or not shrinks_by or not (before.dropped % shrinks_by).any()
+    return shrinks_by if whole else 0
+
+
+def in_whole_blocks(
+    dropped: npt.NDArray[np.bool_],
+    may_drop: npt.NDArray[np.bool_],
+    importance: npt.NDArray[np.float64],
+    spans: Int32Array,
+    block: int,
+) -> npt.NDArray[np.bool_]:
+    """Whole blocks of `block` tokens in place of the tokens that a selection drops, bool [M]: of each of the spans,
+    int32 [R, 2], at most as many tokens. The blocks whose kept tokens have the least importance go.
+
+    dropped, may_drop: bool [M]. importance: float64 [M].
+    """
+    count, found = dropped.size // block, np.zeros(dropped.size, bool)
+    blocks = found[: count * block].reshape(count, block)
+    whole = np.logical_and.reduce(may_drop[: blocks.size].reshape(blocks.shape), axis=1)
+    worth = np.where(dropped, 0.0, importance)[: blocks.size].reshape(blocks.shape).sum(1)
+    for start, end in spans.tolist():
+        places = np.arange(-(-start // block), end // block)
+        places = places[whole[places]]
+        blocks[places[np.argsort(worth[places], kind="stable")][: int(dropped[start:end].sum()) // block]] = True
+    return found
+
+
+def is_worth_it(old: Int32Array, age: Age, size: int, block: int = 0) -> bool:
     """Whether old results, int32 [R, 2], of a prompt of `size` tokens age now, or else later with others. Nothing is
-    dropped yet behind the beginning of the first."""
-    if not old.size:
-        return False
+    dropped yet behind the beginning of the first. block: as `block_in_place` says."""
+    if not old.size or block:
+        return bool(old.size)
     dropped = (1 - age.keep) * float(np.diff(old).sum())
     return size - int(old[0, 0]) - dropped <= MOST_READ * dropped
 

@@ -264,6 +264,11 @@ class Forecaster:
         self.caches.wrote(read.tokens)
         self.caches.dense.add(ids, hashes, ends_of(hashes))
 
+    def shrunk(self, ids: Int32Array, hashes: Sequence[bytes]) -> None:
+        """The target holds `ids` [N] besides, which are left of a prompt that it has shrunk in place. hashes: of its
+        blocks."""
+        self.caches.dense.add(ids, hashes, ends_of(hashes))
+
     def read_ms(self, forecast: Forecast, size: int, known: int) -> float | None:
         """The target's milliseconds for a beginning of `size` tokens of this prompt, of which it has `known` cached."""
         return self._target(forecast).estimate(Read.of(size, known))

@@ -1,7 +1,8 @@
 """Ageing: large results of tools that are old shrink, in idle time, to what the questions asked since need of them.
 
-The catch-up asks the speculator what is kept, and the target reads the prompt and its answer so, in place of the whole
-text. The conversation's next turn then runs dense on what is left of its prompt, at the original positions.
+The catch-up asks the speculator what is kept. A target that can shrink prompts in place reads the whole text, and then
+drops whole blocks of it. Any other target reads what is left of the prompt and its answer. The conversation's next turn
+then runs dense on what is left of its prompt, at the original positions.
 """
 
 import asyncio
@@ -14,7 +15,14 @@ from kv_transfer.layout import TextLayout
 from kv_transfer.messages import Envelope, KeptPrompt, SelectRequest
 from kv_transfer.options import AUTO
 from kv_transfer.spans import mask_of, spans_of
-from router.decision.aged_forms import AgedForm, AgedForms, is_worth_it, old_results
+from router.decision.aged_forms import (
+    AgedForm,
+    AgedForms,
+    block_in_place,
+    in_whole_blocks,
+    is_worth_it,
+    old_results,
+)
 from router.decision.catch_up import stays_dense
 from router.decision.forecaster import Forecaster
 from router.decision.guard import task_kind
@@ -38,9 +46,9 @@ class Ageing:
     def __init__(self, forecaster: Forecaster) -> None:
         self._forecaster, self._forms = forecaster, AgedForms()
 
-    def look(self, prepared: Prepared, outcome: Outcome) -> None:
+    def look(self, prepared: Prepared, outcome: Outcome, shrinks_by: int) -> None:
         """Note the aged form of a prompt, and which results are old after its answer. Neither, if all of the prompt is
-        to be read: by a rule, for its task or because the request refuses losses."""
+        to be read: by a rule, for its task or because the request refuses losses. shrinks_by: of the target."""
         options, size = prepared.options, prepared.size
         auto = prepared.ruled.speculative and options.enabled == AUTO
         if options.age is None or not auto or options.lossy == "refuse":
@@ -53,7 +61,7 @@ class Ageing:
         outcome.form = self._forms.find(forecast.ids, forecast.hashes, options.age, may_drop)
         since = outcome.form.end if outcome.form else 0
         ages = old_results(results, options.age, since=since, later=1)
-        if is_worth_it(ages, options.age, size):
+        if is_worth_it(ages, options.age, size, block_in_place(shrinks_by, outcome.form)):
             outcome.ages = ages
 
     def part(self, prepared: Prepared, form: AgedForm, choice: Decision) -> Prepared | None:
@@ -81,20 +89,25 @@ def _needs_all(prepared: Prepared, place: int) -> bool:
 def aged_prompt(prepared: Prepared, form: AgedForm) -> KeptPrompt:
     """What the target reads of the prompt."""
     kept = form.kept(prepared.size)
-    return KeptPrompt(prepared.prompt.rendered.token_ids[kept], kept, prepared.size)
+    return KeptPrompt(prepared.prompt.rendered.token_ids[kept], kept, prepared.size, kv_tag=form.kv_tag)
 
 
-async def aged_form(pools: Pools, prepared: Prepared, ages: Int32Array, before: AgedForm | None) -> AgedForm:
+async def aged_form(
+    pools: Pools, prepared: Prepared, ages: Int32Array, before: AgedForm | None, block: int
+) -> AgedForm:
     """The aged form of a prompt in which the results `ages`, int32 [R, 2], are old now; what `before` drops stays
-    dropped. Cancelling this call ends the selection. Raises SkimError."""
+    dropped. block: whole blocks of so many tokens are dropped, unless it is 0. Cancelling this call ends the selection.
+    Raises SkimError."""
     is_long = len(prepared.prompt.rendered.text or "") > INLINE_CHARS
     request = await asyncio.to_thread(_request, prepared, ages) if is_long else _request(prepared, ages)
     selection = await pools.select(request)
     dropped = request.droppable
     dropped[selection.kept.positions] = False
+    importance = np.ones(prepared.size) if selection.importance is None else selection.importance.astype(np.float64)
+    if block:
+        dropped = in_whole_blocks(dropped, request.droppable, importance, ages, block)
     if before is not None:
         dropped |= mask_of(before.dropped, prepared.size)
-    importance = np.ones(prepared.size) if selection.importance is None else selection.importance.astype(np.float64)
     coverage = float(importance[~dropped].sum() / importance.sum()) if importance.any() else 1.0
     assert prepared.options.age is not None
     return AgedForm(prepared.options.age, spans_of(dropped), int(ages[-1, 1]), coverage)

@@ -8,8 +8,8 @@ admission, are charged to no API key and count in no metric of clients.
 - No chunk begins while a prompt of a client waits or is read. Under load, the one that runs is cancelled, and asked for
   again later. Between chunks it pauses, so that running streams keep STREAM_SHARE of their speed.
 - The conversation's next turn ends its catch-up. The blocks that are done stay.
-- Old results of tools are shortened first, if the request has them age (`router.dispatch.ageing`): in place of the
-  whole text, the reads are then of what is left.
+- Old results of tools are shortened, if the request has them age (`router.dispatch.ageing`): once the text is read, the
+  target drops blocks of it; or else the reads are of what is left, in place of the whole text.
 - Affinity sends each chunk to the replica that the next turn prefers. If that one is too busy, or has lost the blocks,
   the count of cached tokens tells: once it is read on, and at the second time the catch-up ends.
 
@@ -29,6 +29,7 @@ from actors.observability.meter import Meter
 from kv_transfer.messages import GenerateOutput, TokenLogprob
 from kv_transfer.options import AUTO
 from router.admission.controller import Admission
+from router.decision.aged_forms import block_in_place
 from router.decision.agreements import Agreements
 from router.decision.cache_ledger import BLOCK_TOKENS
 from router.decision.catch_up import Conversation, Plan, chunk_tokens, goes_on, middle, next_read, pause_ms, plan
@@ -217,22 +218,27 @@ class CatchUps:
                 self._learn(reading, end, scored, output)
                 if reading.losses > 1:
                     return "evicted"
+                if reading.drops is not None and reading.done == reading.ids.size:
+                    reading.dropped(self._forecaster)
         if reading.form is not None:
             self._ageing.read(reading.form, reading.prepared)
         return "done"
 
     async def _age(self, reading: Reading) -> None:
         """Choose what is left of the results that are old now. If that fails, they stay as they are."""
-        form = None
+        form, block = None, block_in_place(reading.pools.target.shrinks_by, reading.form)
         while form is None:
             await self._idle()
-            asked = aged_form(reading.pools, reading.prepared, reading.ages, reading.form)
+            asked = aged_form(reading.pools, reading.prepared, reading.ages, reading.form, block)
             try:
                 form = await reading.ask(asked)
             except SkimError as error:
                 logger.info("results of request %s do not age: %s", reading.prepared.request_id, error)
                 return
-        reading.shorten(form, self._forecaster)
+        if block:
+            reading.drop_in_place(form, self._forecaster)
+        else:
+            reading.shorten(form, self._forecaster)
 
     async def _idle(self) -> None:
         """Wait until no client's prompt waits or is read, and running streams have had their share."""

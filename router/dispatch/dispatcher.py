@@ -237,7 +237,7 @@ class Dispatcher:
     def _decide(self, prepared: Prepared, outcome: Outcome) -> tuple[Prepared, Decision]:
         """Whether the prompt runs dense or speculative, or dense on what is left of it: with the forecast of that."""
         outcome.caught_up = self.catch_ups.tokens(prepared)
-        self._ageing.look(prepared, outcome)
+        self._ageing.look(prepared, outcome, self.pools.target.shrinks_by)
         decision, chat = prepared.ruled, prepared.prompt.rendered.chat
         outcome.shape = shape_of(chat and chat.roles, has_tools=outcome.call.request.has_tools)
         if decision.speculative and prepared.options.enabled == AUTO:

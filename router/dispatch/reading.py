@@ -3,17 +3,18 @@
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from kv_transfer.arrays import Int32Array, no_pairs
-from kv_transfer.messages import ADAPTER, Envelope, GenerateOutput, GenerateRequest, KeptPrompt
+from kv_transfer.messages import ADAPTER, Envelope, GenerateOutput, GenerateRequest, KeptPrompt, Shrink
 from kv_transfer.options import DecodeOptions
-from kv_transfer.prefix_hash import block_hashes
+from kv_transfer.prefix_hash import block_hashes, prefix_hash
 from kv_transfer.sampling import READ_ONLY
+from kv_transfer.spans import mask_of, spans_of
 from router.decision.aged_forms import AgedForm
 from router.decision.cache_ledger import BLOCK_TOKENS
 from router.decision.catch_up import AUDIT
@@ -44,9 +45,9 @@ class Reading:
     the blocks of ids. key: the name of the call's API key.
 
     shape, ages: as in Outcome. scored: first tokens of the answer that are still to be scored. done: tokens of ids that
-    the target has read. form: by which it reads. losses: how often it had lost them. agreement: of the answer, once it
-    is known. task: while it runs. asked: the latest request. held: it was cancelled because of the load. ended: why the
-    task was cancelled.
+    the target has read. form: by which it reads. drops: the form that the prompt gets in place, once it is read.
+    losses: how often the target had lost them. agreement: of the answer, once it is known. task: while it runs. asked:
+    the latest request. held: it was cancelled because of the load. ended: why the task was cancelled.
     """
 
     pools: Pools
@@ -61,6 +62,7 @@ class Reading:
     done: int
     ages: Int32Array = field(default_factory=no_pairs)
     form: AgedForm | None = None
+    drops: AgedForm | None = None
     losses: int = 0
     agreement: float | None = None
     task: asyncio.Task[None] | None = None
@@ -104,15 +106,48 @@ class Reading:
         self.form, self.scored, self.positions = form, 0, form.kept(int(self.whole.size))
         self.ids = self.whole[self.positions]
         self.hashes = block_hashes(self.ids, BLOCK_TOKENS, self.prepared.forecast.salt)
+        self._find(forecaster)
+
+    def drop_in_place(self, form: AgedForm, forecaster: Forecaster) -> None:
+        """Read on as before, and then drop what this form drops besides. Its tag names all that its KV comes from."""
+        history = np.concatenate([self.ids, self.positions, form.dropped.ravel()])
+        self.drops = replace(form, kv_tag=prefix_hash(history, self._tag.hex()))
+        if self._shrink() is None:
+            self.drops = replace(form, kv_tag=self._tag)
+        self._find(forecaster)
+
+    def dropped(self, forecaster: Forecaster) -> None:
+        """The target has read and dropped. What is left is read on, less than a block: that also finds out if it has
+        lost it."""
+        assert self.drops is not None
+        form, self.drops = self.drops, None
+        self.shorten(form, forecaster)
+        block = self.pools.target.shrinks_by
+        end = int(self.ids.size) // block * block
+        forecaster.shrunk(self.ids[:end], self.hashes[: end // BLOCK_TOKENS])
+        self._find(forecaster)
+
+    def _find(self, forecaster: Forecaster) -> None:
+        """Begin behind what the target has of it."""
         known = forecaster.caches.dense.find(self.ids, self.hashes).tokens
         self.done = min(known, int(self.ids.size) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+    @property
+    def _tag(self) -> bytes:
+        return self.form.kv_tag if self.form else b""
+
+    def _shrink(self) -> Shrink | None:
+        if self.drops is None:
+            return None
+        dropped = spans_of(mask_of(self.drops.dropped, self.whole.size)[self.positions])
+        return Shrink(dropped, self.drops.kv_tag) if dropped.size else None
 
     def request(self, end: int, scored: int) -> GenerateRequest:
         """For the first `end` of ids, as the client's own: only the priority is another."""
         prompt, prepared = self.prepared.prompt, self.prepared
         return GenerateRequest(
             f"{prepared.wire_id}-catch-up-{next(self._numbers)}",
-            KeptPrompt(self.ids[:end], self.positions[:end], int(self.positions[end - 1]) + 1),
+            KeptPrompt(self.ids[:end], self.positions[:end], int(self.positions[end - 1]) + 1, kv_tag=self._tag),
             dict(READ_ONLY),
             LOWEST_PRIORITY,
             prompt.cache_salt,
@@ -120,6 +155,7 @@ class Reading:
             DecodeOptions(method="none"),
             envelope=Envelope(affinity=prepared.affinity),
             scored=scored,
+            shrink=self._shrink() if end == self.ids.size else None,
         )
 
     async def read(self, end: int, scored: int) -> GenerateOutput | None:

@@ -19,9 +19,8 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from kv_transfer.limits.target import KvRole, check_request
 from kv_transfer.messages import ADAPTER, GenerateOutput, GenerateRequest
-from kv_transfer.position_map import KEPT_POSITIONS
+from kv_transfer.position_map import position_args
 from kv_transfer.sampling import DELTA
-from kv_transfer.wire.positions import encode_positions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import inspect_model
 from skim_common.models.source import local_folder
@@ -30,6 +29,7 @@ from target_service.engine import TargetEngine
 from target_service.vllm_backend.continued_answers import ANSWERED, continue_outputs
 from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
 from target_service.vllm_backend.outputs import SCORING, generate_output, has_failed, last_scores
+from target_service.vllm_backend.shrinking import SHRINK, shrink_args, shrinks_by
 from target_service.vllm_backend.speculation.decode_stats import DecodeCounts
 from target_service.vllm_backend.speculation.methods import TargetSamplingParams, checked_decode, speculation_options
 from target_service.vllm_backend.start import find_stat_logger, start_engine
@@ -116,7 +116,8 @@ class VllmTarget(TargetEngine):
                 stat_loggers=[*loggers, PrometheusStatLogger],
             )
         continue_outputs(self._engine.output_processor)
-        self.info = replace(info, cache_tokens=cache_tokens(self._engine.vllm_config))
+        running = self._engine.vllm_config
+        self.info = replace(info, cache_tokens=cache_tokens(running), shrinks_by=shrinks_by(running))
 
     def _count_decodes(self, config: VllmConfig, engine_index: int = 0) -> DecodeCounts:
         self._decode_counts = DecodeCounts(config, engine_index)
@@ -187,8 +188,9 @@ class VllmTarget(TargetEngine):
             fields |= SCORING
         # Each token of the answer has the same offset as the tokens that this engine will decode.
         prompt, _ = request.prompt_and_answer()
-        if not prompt.is_dense:
-            extra_args[KEPT_POSITIONS] = encode_positions(prompt.positions, prompt.context_length)
+        extra_args |= position_args(prompt)
+        if request.shrink is not None:
+            extra_args[SHRINK] = shrink_args(prompt, request.shrink)
         unknown = fields.keys() - set(SamplingParams.__struct_fields__)
         if unknown:
             raise InvalidRequestError(f"vLLM has no sampling parameter {sorted(unknown)[0]!r}")

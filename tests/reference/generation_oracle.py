@@ -47,6 +47,25 @@ class GenerationOracle:
         )
         return out.logits[0, prompt.token_ids.size - 1 :].log_softmax(-1)
 
+    @torch.inference_mode()
+    def shrunk_logprobs(
+        self, whole: KeptPrompt, hidden: Sequence[tuple[int, Sequence[Sequence[int]]]], answer: Sequence[int]
+    ) -> torch.Tensor:
+        """As `logprobs`, after a dense prompt that was shrunk in place, maybe several times.
+
+        hidden: pairs of a place and spans of tokens. From the place on, no token sees those of the spans. So the keys
+        and values of all others before the place are those of the whole text.
+        """
+        ids = torch.tensor([[*whole.token_ids.tolist(), *answer[:-1]]])
+        slots = torch.arange(ids.numel())
+        seen = slots[:, None] >= slots[None, :]
+        for place, spans in hidden:
+            for start, end in spans:
+                seen[place:, start:end] = False
+        mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)[None, None]
+        out = self._model(input_ids=ids, position_ids=slots[None], attention_mask=mask, use_cache=False)
+        return out.logits[0, whole.token_ids.size - 1 :].log_softmax(-1)
+
     def _mask(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
         """Without a mask, transformers treats gaps in the positions as boundaries of packed sequences."""
         if self._window_counts is None:

@@ -1,10 +1,12 @@
 """Ageing with vLLM: a turn on what is left of an old result is what the target answers to these tokens and positions.
+If it shrank the prompt in place, it is what it answers to the KV of the whole text without what was dropped.
 
 The demo target runs; the router selects by words, so no speculator does.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest_asyncio
 from demo_models.documents import make_document
 from kv_transfer.messages import GenerateRequest, KeptPrompt
 from kv_transfer.options import DecodeOptions
+from kv_transfer.spans import spans_of
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CallState
@@ -25,6 +28,7 @@ from skim_common.models.info import load_tokenizer
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.router.test_catch_up import BLOCK, DEADLINE_S, GREEDY, MODEL, dispatcher_of
 from tests.engine.target_service.vllm_backend.cases import engine_options
+from tests.reference.generation_oracle import GenerationOracle
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -39,10 +43,15 @@ async def engine(device: str) -> AsyncIterator[VllmTarget]:
 
 
 class Session:
-    """A conversation with one result of a tool, in the demo model's words. salt: shares no cache with another."""
+    """A conversation with one result of a tool, in the demo model's words. salt: shares no cache with another.
 
-    def __init__(self, engine: VllmTarget, salt: str, **options: Any) -> None:
+    in_place: the router knows that the target can shrink prompts.
+    """
+
+    def __init__(self, engine: VllmTarget, salt: str, *, in_place: bool = True, **options: Any) -> None:
         self.dispatcher: Dispatcher = dispatcher_of(engine)
+        if not in_place:
+            self.dispatcher.pools.target = replace(engine.info, shrinks_by=0)
         self.salt, self.options = salt, {"min_prompt_tokens": 256, "selector": "lexical", "enabled": "auto", **options}
         self._tokenizer = load_tokenizer(MODEL)
         self.text, self.ids, self.offsets = "", list[int](), list[tuple[int, int]]()
@@ -117,8 +126,24 @@ def blocks(prompt: KeptPrompt) -> int:
     return -(-prompt.token_ids.size // BLOCK)
 
 
+async def test_after_shrinking_in_place_a_turn_attends_to_the_kv_of_the_whole_text(engine: VllmTarget) -> None:
+    third = await third_turn(engine, "in place", age=AGE)
+    assert (third.before, third.reason) == ("cached", "aged")
+    dropped = np.setdiff1d(np.arange(third.size), third.prompt.positions)
+    spans = spans_of(np.isin(np.arange(third.size), dropped)).tolist()
+    assert dropped.size > (third.span[1] - third.span[0]) / 2
+    assert not np.any(np.array(spans) % BLOCK)
+    assert third.cached >= third.known - dropped.size - BLOCK
+    # In idle time, the target computed less than a block for each of the two reads after the second turn.
+    computed = third.session.dispatcher.meter.recorded["skim_router_catch_up_tokens_total"]
+    assert sum(tokens for tokens, _ in computed[-2:]) < 2 * BLOCK
+    text = KeptPrompt.dense(third.session.ids[: third.size])
+    rows = GenerationOracle(MODEL).shrunk_logprobs(text, [(third.known // BLOCK * BLOCK, spans)], third.answer)
+    assert rows.argmax(-1).tolist() == third.answer
+
+
 async def test_a_turn_on_an_aged_result_is_the_targets_own_and_cached(engine: VllmTarget) -> None:
-    third = await third_turn(engine, "aged", age=AGE)
+    third = await third_turn(engine, "aged", in_place=False, age=AGE)
     assert (third.before, third.reason) == ("cached", "aged")
     start, end = third.span
     kept = third.prompt.positions
@@ -131,6 +156,7 @@ async def test_a_turn_on_an_aged_result_is_the_targets_own_and_cached(engine: Vl
     assert third.answer == await direct(engine, KeptPrompt(ids[kept], kept, third.size), "the same tokens")
     # All that stood before the new question was read in idle time.
     assert third.cached >= third.known - dropped.size - BLOCK
+    assert not third.prompt.kv_tag
     dense = await third_turn(engine, "dense")
     assert dense.reason == "cached"
     assert dense.prompt.is_dense

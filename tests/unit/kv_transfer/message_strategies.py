@@ -19,6 +19,7 @@ from kv_transfer.messages import (
     Selection,
     SelectRequest,
     SessionHandle,
+    Shrink,
     TokenLogprob,
 )
 from kv_transfer.options import DecodeOptions, SelectionOptions
@@ -64,7 +65,8 @@ def kept_prompts(draw: st.DrawFn) -> KeptPrompt:
     ascending = st.just(sorted(kept))
     positions = np.array(draw(ascending | _segments_in_any_order(sorted(kept))), np.int32)
     token_ids = draw(arrays(np.int32, positions.size, elements=ids))
-    return KeptPrompt(token_ids, positions, context_length, draw(id_arrays()), draw(st.none() | sessions))
+    tag = draw(st.binary(max_size=16))
+    return KeptPrompt(token_ids, positions, context_length, draw(id_arrays()), draw(st.none() | sessions), tag)
 
 
 @st.composite
@@ -123,6 +125,7 @@ decode_options = st.builds(
     draft_context=st.sampled_from(["full", "kept"]),
     q_top=st.integers(1, 512),
 )
+shrinks = st.builds(Shrink, pairs, st.binary(max_size=16))
 generate_requests = st.builds(
     GenerateRequest,
     names,
@@ -133,6 +136,7 @@ generate_requests = st.builds(
     parameters,
     decode=decode_options,
     envelope=envelopes,
+    shrink=st.none() | shrinks,
 )
 completions = st.builds(
     Completion,

@@ -1,14 +1,14 @@
 """The map from slots to original positions, compared with the definition for each slot."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.messages import KeptPrompt
-from kv_transfer.position_map import KEPT_POSITIONS, PositionMap, batch_offsets, position_map
-from kv_transfer.wire.positions import encode_positions
+from kv_transfer.position_map import PositionMap, batch_offsets, position_args, position_map
 
 
 @st.composite
@@ -88,11 +88,23 @@ def test_blocks_share_a_key_exactly_when_their_positions_are_equal(
     assert (keys[0] == keys[1]) == (positions[0] == positions[1])
 
 
-@given(kept_prompts())
-def test_the_map_is_read_from_extra_args(prompt: KeptPrompt) -> None:
-    encoded = encode_positions(prompt.positions, prompt.context_length)
-    restored = position_map({"other": 1, KEPT_POSITIONS: encoded})
+def test_the_tag_is_in_the_keys_from_the_first_dropped_token_on() -> None:
+    kept = np.r_[0:32, 48:96].astype(np.int32)
+    keys = {tag: PositionMap(kept, 96, tag) for tag in (b"", b"one", b"two")}
+    for start in range(0, 112, 16):
+        found = {one.block_key(start, start + 16) for one in keys.values()}
+        assert len(found) == (1 if start < 32 else 3)
+
+
+@given(kept_prompts(), st.binary(max_size=16))
+def test_the_map_is_read_from_extra_args(prompt: KeptPrompt, tag: bytes) -> None:
+    args = position_args(replace(prompt, kv_tag=tag))
+    assert bool(args) == (not prompt.is_dense)
+    if prompt.is_dense:
+        return
+    restored = position_map({"other": 1, **args})
     assert restored is not None
+    assert restored.tag == tag
     assert restored.prompt_offsets.tolist() == (prompt.positions - np.arange(prompt.positions.size)).tolist()
     assert restored.decode_offset == prompt.context_length - prompt.positions.size
 

@@ -73,7 +73,7 @@ async def test_partial_blocks_of_other_positions_are_not_shared(start, one, othe
 
 @pytest.mark.parametrize(("one", "other"), CASES)
 async def test_control_partial_blocks_that_do_not_know_positions_are_seen(start, monkeypatch, one, other):
-    monkeypatch.setattr(partial_blocks, "position_offsets", lambda request, start, end: np.zeros(end - start, np.int64))
+    monkeypatch.setattr(partial_blocks, "position_keys", lambda request, start, end: np.zeros(end - start, np.int64))
     engine = start()
     await read_kept(engine, "one", one, 200)
     read, _ = await read_kept(engine, "other", other, 200)

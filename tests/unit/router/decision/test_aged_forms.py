@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from kv_transfer.prefix_hash import block_hashes
-from router.decision.aged_forms import AgedForm, AgedForms, is_worth_it, old_results
+from kv_transfer.spans import spans_of
+from router.decision.aged_forms import (
+    AgedForm,
+    AgedForms,
+    block_in_place,
+    in_whole_blocks,
+    is_worth_it,
+    old_results,
+)
 from router.decision.cache_ledger import BLOCK_TOKENS
 from router.options.policies import Age
 from router.prompt.tool_results import ToolResult
@@ -85,3 +93,41 @@ def test_the_longest_form_that_a_prompt_allows_counts():
     forms.remember(longer, IDS, hashes())
     assert forms.find(IDS, hashes(), AGE, allowed((100, 640))) is longer
     assert forms.find(IDS, hashes(), AGE, allowed((100, 550))) is FORM, "the newer result is not old here"
+
+
+def test_whole_blocks_go_in_place_of_what_a_selection_drops():
+    """The first and the last token of a result are in blocks with others. A block with a protected token stays."""
+    may_drop = allowed((10, 90), (100, 150))[:160]
+    may_drop[30] = False
+    dropped = may_drop.copy()
+    dropped[[20, 50, 51, 52, 70]] = False
+    importance = np.ones(160)
+    importance[70] = 5.0
+    spans = np.array([[10, 90], [100, 150]], np.int32)
+    found = in_whole_blocks(dropped, may_drop, importance, spans, 8)
+    assert spans_of(found).tolist() == [[16, 24], [32, 88], [104, 144]], "the selection drops 74 tokens and 50"
+    dropped[10:50] = False
+    importance[70] = 4.0
+    found = in_whole_blocks(dropped, may_drop, importance, spans, 8)
+    # Now it drops 36 tokens of the first result. Those at 48 to 52 are worth more together than the one at 70.
+    assert spans_of(found).tolist() == [[56, 88], [104, 144]]
+
+
+def test_without_a_whole_block_nothing_goes():
+    may_drop = allowed((10, 90))[:160]
+    found = in_whole_blocks(may_drop, may_drop, np.ones(160), np.array([[10, 90]], np.int32), 128)
+    assert not found.any()
+    assert found.size == 160
+
+
+@pytest.mark.parametrize(
+    ("shrinks_by", "dropped", "found"),
+    [(16, None, 16), (0, None, 0), (16, [[32, 64]], 16), (16, [[32, 60]], 0), (0, [[32, 64]], 0)],
+)
+def test_a_prompt_shrinks_in_place_if_all_that_it_has_dropped_is_whole_blocks(shrinks_by, dropped, found):
+    before = None if dropped is None else AgedForm(AGE, np.array(dropped, np.int32), 70, 0.9)
+    assert block_in_place(shrinks_by, before) == found
+    old = np.array([[100, 1100]], np.int32)
+    assert not is_worth_it(old, AGE, 5000)
+    assert is_worth_it(old, AGE, 5000, found) == bool(found)
+    assert not is_worth_it(old[:0], AGE, 5000, 16)
