@@ -126,6 +126,17 @@ async def test_it_shares_no_kv_with_a_plain_read_or_another_history(
     await assert_right(engine, oracle, plain, "plain")
 
 
+async def test_control_without_the_tag_a_plain_read_is_found(engine: BreakableTarget, oracle: GenerationOracle) -> None:
+    whole, shrink = dense_prompt(SIZE, seed=2), a_shrink("untagged")
+    await engine.forget_tags(True)
+    await read(engine, replace(new_text(shrink.of(whole), 21), kv_tag=b""), "plain first")
+    await read(engine, whole, "shrinks", shrink)
+    later, cached = await next_turn(engine, whole, shrink, 21)
+    assert cached >= WHOLE - 192
+    assert await difference(engine, oracle, whole, later, [(WHOLE, DROPPED)]) > TOLERANCE
+    await engine.forget_tags(False)
+
+
 async def test_control_keys_on_wrong_blocks_are_seen(engine: BreakableTarget, oracle: GenerationOracle) -> None:
     whole, shrink = dense_prompt(SIZE, seed=3), a_shrink("wrong")
     await engine.shrink_wrongly(True)
