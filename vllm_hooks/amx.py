@@ -9,14 +9,6 @@ the other half.
 import ctypes
 import platform
 
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="AMX on CPU",
-    how="vLLM: each worker asks Linux for AMX, which vLLM's CPU attention uses without asking",
-    until="vLLM asks Linux for AMX itself",
-)
-
 _ARCH_PRCTL = 158
 _GET_PERMISSION, _REQUEST_PERMISSION = 0x1022, 0x1023
 _TILE_DATA = 18

@@ -26,12 +26,13 @@ HOOK = Hook(
     how=(
         "vLLM: the executor of a single rank is set to `uni`; while its processes start, `TORCH_COMPILE_DISABLE` with"
         " `enforce_eager`, and glibc's `MALLOC_MMAP_MAX_` and `MALLOC_TRIM_THRESHOLD_`; variables that you set have"
-        " priority"
+        " priority; each worker asks Linux for AMX, which vLLM's CPU attention uses without asking"
     ),
     until=(
-        "vLLM on CPU runs a single rank without a process for it, compiles nothing with `enforce_eager`, and keeps"
-        " freed memory: it comes back without page faults"
+        "vLLM on CPU runs a single rank without a process for it, compiles nothing with `enforce_eager`, keeps freed"
+        " memory, so that it comes back without page faults, and asks Linux for AMX itself"
     ),
+    where=("vllm_hooks/start_up.py", "vllm_hooks/amx.py"),
 )
 
 NO_COMPILER_NEEDED = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
