@@ -132,7 +132,9 @@ async def test_the_text_is_cut_at_sentences_on_every_endpoint(client, pools, doc
 
 async def test_lines_that_share_an_identifier_are_linked(client, pools, document):
     filler = document.messages[-1]["content"]
-    text = f"The customer Omar has the id C4821 and no other.\n{filler}\nThe order of C4821 was sent in the morning."
+    first, last = "The customer Omar has the id C4821 and no other.", "The order of C4821 was sent in the morning."
+    some, rest = filler[: len(filler) // 3], filler[len(filler) // 3 :]
+    text = f"{some}\n{first}\n{rest[: len(rest) // 2]}\n{last}\n{rest[len(rest) // 2 :]}"
     chat = [{"role": "user", "content": text}, {"role": "user", "content": "Where is the order of Omar?"}]
     await client.post("/v1/chat/completions", json={"model": "demo", "messages": chat, "speculative_prefill": KEEP})
     sent = pools.selects[-1]
