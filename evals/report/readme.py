@@ -15,6 +15,8 @@ KEEP = 0.2
 MOST_NAMED = 3
 """Tasks that the sentence on losses names, at most."""
 BENCHMARK = "ruler"
+PROMPTS = 2
+"""A result of published benchmarks with fewer prompts of a task says nothing of its losses."""
 
 
 def table(results: Path) -> str:
@@ -24,8 +26,8 @@ def table(results: Path) -> str:
 
 
 def losses(results: Path) -> str:
-    """The tasks, or families of tasks as long as those are not measured, in which Skim without an option loses."""
-    if (results / "published.json").exists():
+    """The tasks, or families of tasks as long as those are hardly measured, in which Skim without an option loses."""
+    if (results / "published.json").exists() and published.fewest(_read(results, "published")) >= PROMPTS:
         named = published.lost(_read(results, "published")).split(", ")
         more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
         return f"Tasks that lose points: {', '.join(named[:MOST_NAMED])}{more}."

@@ -1,5 +1,6 @@
 """The result of `skim eval --selectors 'default;BM25'` on tasks: dense, the default and BM25, a row for each task."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,19 @@ def figures(result: dict[str, Any]) -> dict[str, dict[Case, Figure]]:
     }
 
 
+def fewest(result: dict[str, Any]) -> int:
+    """The prompts of the task that has the fewest."""
+    return min(Counter(sample["task"] for sample in result["samples"]).values())
+
+
 def lost(result: dict[str, Any]) -> str:
     """The tasks in which the default scores less than dense, with the difference in points, the largest first."""
     tasks = {sample["task"] for sample in result["samples"]}
     by_task = {name: of[DEFAULT, 0.0].difference[0] for name, of in figures(result).items() if name in tasks}
     losing = sorted((mean, name) for name, mean in by_task.items() if 100 * mean <= -0.5)
-    return ", ".join(f"{name} {100 * mean:+.0f}" for mean, name in losing) or "none"
+    return (
+        ", ".join(f"{name} {100 * mean:+.0f}" for mean, name in losing) or f"none of {len(result['samples'])} prompts"
+    )
 
 
 def describe(result: dict[str, Any]) -> str:

@@ -231,7 +231,7 @@ def test_the_gpu_figures_in_the_readme_are_those_of_the_results() -> None:
     assert f"{dense}, {figure.kept:.2f} kept." in text
     (row,) = (r for r in committed("gpu-ttft")["rows"] if (r["prompt_tokens"], r["keep_rate"]) == (65536, BENCH_KEEP))
     ratio = row["dense_to_skim"]["median"]
-    assert f"after 65,536 tokens comes there {ratio:.2f} times as fast as dense (keep {BENCH_KEEP})" in text
+    assert f"after 65,536 tokens comes {ratio:.2f} times as fast as dense (keep {BENCH_KEEP})" in text
 
 
 def test_the_later_turns_in_the_readme_are_those_of_the_results() -> None:
