@@ -65,6 +65,13 @@ SHOWN = (
         "Turns of a conversation",
     ),
     Claim(
+        "the same where the target has read the whole conversation between the turns (catch-up)",
+        "turns-qwen",
+        figures.caught_up,
+        f"4 turns about 4,096 tokens; {QWEN}",
+        "Turns of a conversation",
+    ),
+    Claim(
         "mean time to first token of a trace of real traffic / stock server in the same KV memory",
         "replay",
         figures.ratio,

@@ -39,13 +39,19 @@ def _total(result: Result, mode: str) -> Result:
     return total
 
 
-def turns(result: Result) -> str:
-    return in_words(_total(result, "auto")["over_dense"])
+def turns(result: Result, mode: str = "auto") -> str:
+    return in_words(_total(result, mode)["over_dense"])
 
 
-def turns_right(result: Result) -> str:
-    skim, dense = _total(result, "auto"), _total(result, "dense")
-    return f"{skim['right']} of {skim['judged']} right, dense {dense['right']}; times to first token {turns(result)}"
+def turns_right(result: Result, mode: str = "auto") -> str:
+    skim, dense = _total(result, mode), _total(result, "dense")
+    times = turns(result, mode)
+    return f"{skim['right']} of {skim['judged']} right, dense {dense['right']}; times to first token {times}"
+
+
+def caught_up(result: Result) -> str:
+    mode = "caught up"
+    return f"{turns_right(result, mode)}, of later turns {in_words(_total(result, mode)['later_over_dense'])}"
 
 
 def after_the_first_turn(result: Result) -> str:
