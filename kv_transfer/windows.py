@@ -16,6 +16,7 @@ from kv_transfer.layout import Frame, TextLayout
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import spans_of
+from skim_common.models.info import ModelInfo
 
 QUESTION_SHARE = 4
 """The questions take at most this fraction (1/4) of a window. Of a longer one, its beginning and its end are read."""
@@ -129,10 +130,13 @@ def asks_for_windows(request: SelectRequest) -> bool:
     return request.options.read == "windows" and plan_of(request) is not None
 
 
-def decided(request: SelectRequest, *, head_profile: bool) -> SelectRequest:
-    """The request with `SelectionOptions.for_prompt`. head_profile: whether the speculator has one."""
-    windows = head_profile and plan_of(request) is not None
-    return replace(request, options=request.options.for_prompt(windows=windows))
+def decided(request: SelectRequest, info: ModelInfo) -> SelectRequest:
+    """The request with `SelectionOptions.for_prompt`, and with windows that this speculator can read."""
+    plan, longest = plan_of(request), min(info.max_model_len, info.max_position)
+    options = request.options.for_prompt(windows=info.has_head_profile and plan is not None)
+    if plan is not None and plan.most + plan.around > longest:
+        options = options.model_copy(update={"window_tokens": max(1, int((longest - plan.around) / WHOLE))})
+    return replace(request, options=options)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -84,7 +84,7 @@ class SpeculatorService:
         A call that does not return leaves no session. Raises InvalidRequestError for an invalid request,
         EngineUnavailableError if the engine is dead, SkimError if the engine returns invalid scores.
         """
-        request = decided(request, head_profile=self.info.has_head_profile)
+        request = decided(request, self.info)
         check_request(request, self.info)
         context = self.draft_context(request)
         try:
@@ -113,7 +113,7 @@ class SpeculatorService:
         The engine keeps a session over the full prompt, which it has read for the scores. The drafter opens a session
         over the kept prompt, while the target reads the same tokens. Windows leave no session over the full prompt.
         """
-        decode, request = request.decode, decided(request, head_profile=self.info.has_head_profile)
+        decode, request = request.decode, decided(request, self.info)
         if not self.address or decode is None:
             return None
         limit = min(self.info.max_model_len, self.info.max_position)

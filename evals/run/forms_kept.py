@@ -102,7 +102,7 @@ async def _whole(
     rendered = render(template_messages(list(messages)), tokenizer)
     layout = rendered.layout(PrefillOptions())
     request = SelectRequest(name, rendered.token_ids, SelectionOptions(keep_rate=rate), layout)
-    request = decided(request, head_profile=engine.info.has_head_profile)
+    request = decided(request, engine.info)
     importance = (await scores_of(engine, request)).importance
     kept = torch.zeros(rendered.size, dtype=torch.bool)
     kept[select(importance, request.options, layout)[0]] = True

@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from benchmarks.mock_engines.speculator import MockSpeculator
-from kv_transfer.options import DecodeOptions
+from kv_transfer.layout import Frame
+from kv_transfer.messages import SelectRequest
+from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo
 from speculator_service import service as service_module
 from speculator_service.engine import Scores
 from speculator_service.scoring.extension import extend
 from speculator_service.service import SpeculatorService
-from tests.unit.kv_transfer.layouts import relaid
+from tests.unit.kv_transfer.layouts import layout_of, relaid
 
 INFO = ModelInfo("m", "LlamaForCausalLM", 1024, "f", max_model_len=50, max_position=50, engine="script")
 
@@ -377,3 +379,22 @@ async def test_a_selection_that_returns_keeps_its_session(make_request, demo_spe
     await SpeculatorService(engine, "here:1").select(replace(make_request(range(10)), decode=FULL))
     await asyncio.sleep(0.01)
     assert engine.sessions
+
+
+async def test_no_window_is_longer_than_what_the_speculator_reads(demo_speculator):
+    """By default a text of up to 6,144 tokens is one window."""
+    sizes = []
+
+    class Noting(MockSpeculator):
+        async def score(self, request):
+            sizes.append(request.token_ids.size)
+            return await super().score(request)
+
+    engine, frame = Noting(demo_speculator, max_model_len=2000, head_profile=True), [np.arange(2, dtype=np.int32)] * 3
+    layout = layout_of([(5000, 5020)], question=(5000, 5020), frame=Frame(*frame))
+    ids = (np.arange(5030) % 800 + 100).astype(np.int32)
+    options = SelectionOptions(keep_rate=0.1, scoring="heads", read="windows", granularity="chunk")
+    found = await SpeculatorService(engine).select(SelectRequest("r", ids, options, layout))
+    assert len(sizes) > 2
+    assert max(sizes) <= 2000
+    assert found.kept.context_length == 5030
