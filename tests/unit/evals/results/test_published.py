@@ -55,7 +55,7 @@ def test_the_tasks_that_lose_are_named_the_worst_first(result):
     assert "It runs 6 of 30 prompts dense. It loses points in: ruler/cwe -50" in published.describe(result)
     for one in result["samples"]:
         one["scores"][1][2] = one["scores"][0][2]
-    assert published.lost(result) == "none"
+    assert published.lost(result) == "none of 30 prompts"
 
 
 def test_a_result_makes_a_page_a_plot_and_two_claims(result, tmp_path: Path):
