@@ -38,8 +38,8 @@ class WindowPlan:
     """How a prompt is read in windows, as far as it is known without the units of its text.
 
     parts: what windows hold of the prompt, in its order: all that may be dropped, and what stands between two texts
-    that share a window. A part of at most `most` tokens is one window. A longer one is a single text, which is cut at
-    its units. size: `window_tokens`. around: tokens of questions and frame, which each window has.
+    that share a window. A part of at most `largest` tokens is one window. A longer one is a single text, which is cut
+    at its units. size: `window_tokens`. around: tokens of questions and frame, which each window has.
     """
 
     parts: tuple[Window, ...]
@@ -62,7 +62,7 @@ class WindowPlan:
         return plan if most <= MOST_COMPUTED * may_drop.size + plan.around else None
 
     @property
-    def most(self) -> int:
+    def largest(self) -> int:
         """The tokens of the largest window. Of a longer text, none has more than `size`."""
         return int(WHOLE * self.size)
 
@@ -80,7 +80,7 @@ class WindowPlan:
     @property
     def most_windows(self) -> int:
         """The largest number of windows, however the units lie."""
-        longer = (end - start - self.size for start, end in self.parts if end - start > self.most)
+        longer = (end - start - self.size for start, end in self.parts if end - start > self.largest)
         return len(self.parts) + sum(math.ceil(more / self.least) for more in longer)
 
     @property
@@ -88,7 +88,7 @@ class WindowPlan:
         """The number of windows: exact for parts that are one window, that of an average text for longer ones."""
         mean = (self.least + self.size) / 2
         sizes = (end - start for start, end in self.parts)
-        return sum(1.0 if size <= self.most else max(2.0, size / mean) for size in sizes)
+        return sum(1.0 if size <= self.largest else max(2.0, size / mean) for size in sizes)
 
     @property
     def tokens_again(self) -> int:
@@ -132,10 +132,13 @@ def asks_for_windows(request: SelectRequest) -> bool:
 
 def decided(request: SelectRequest, info: ModelInfo) -> SelectRequest:
     """The request with `SelectionOptions.for_prompt`, and with windows that this speculator can read."""
-    plan, longest = plan_of(request), min(info.max_model_len, info.max_position)
-    options = request.options.for_prompt(windows=info.has_head_profile and plan is not None)
-    if plan is not None and plan.most + plan.around > longest:
-        options = options.model_copy(update={"window_tokens": max(1, int((longest - plan.around) / WHOLE))})
+    windows, frame = info.has_head_profile and plan_of(request) is not None, request.layout.frame
+    options = request.options.for_prompt(windows=windows)
+    if frame is not None:
+        # With room for the longest question: windows and their cache do not depend on what is asked.
+        room = min(info.max_model_len, info.max_position) - frame.head.size - frame.joint.size - frame.tail.size
+        most = int(room / (WHOLE + 1 / QUESTION_SHARE))
+        options = options.model_copy(update={"window_tokens": max(1, min(options.window_tokens, most))})
     return replace(request, options=options)
 
 

@@ -1,8 +1,8 @@
 """The conversations that came back to one router lately, and the room that they need in the target's cache. Pure."""
 
-from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+
+from cachetools import TTLCache
 
 from router.decision.cache_ledger import BLOCK_TOKENS
 
@@ -13,36 +13,24 @@ MOST = 4096
 """Conversations that are remembered."""
 
 
-@dataclass(slots=True)
-class _Conversation:
-    tokens: int
-    at: float
-    came_back: bool = False
-
-
 class LiveConversations:
-    """A conversation is known by the first whole block behind what many of them share, such as the system prompt."""
+    """A conversation is known by the first whole block behind what many of them share, such as the system prompt.
 
-    def __init__(self) -> None:
-        self._found: OrderedDict[bytes, _Conversation] = OrderedDict()
+    clock: seconds.
+    """
 
-    def note(self, hashes: Sequence[bytes], opening: int, tokens: int, now: float) -> None:
-        """A prompt of `tokens` tokens came. hashes: of its blocks. opening: tokens that conversations may share. now:
-        seconds."""
-        if (key := _key(hashes, opening)) is None:
-            return
-        came_back = key in self._found
-        self._found[key] = _Conversation(tokens, now, came_back)
-        self._found.move_to_end(key)
-        while len(self._found) > MOST or next(iter(self._found.values())).at < now - IDLE_S:
-            self._found.popitem(last=False)
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._found: TTLCache[bytes, tuple[int, bool]] = TTLCache(MOST, IDLE_S, clock)
 
-    def others(self, hashes: Sequence[bytes], opening: int, now: float) -> int:
+    def note(self, hashes: Sequence[bytes], opening: int, tokens: int) -> None:
+        """A prompt of `tokens` tokens came. hashes: of its blocks. opening: tokens that conversations may share."""
+        if (key := _key(hashes, opening)) is not None:
+            self._found[key] = tokens, key in self._found
+
+    def others(self, hashes: Sequence[bytes], opening: int) -> int:
         """The tokens of all others that have had more than one turn. Arguments as in `note`."""
         own = _key(hashes, opening)
-        return sum(
-            one.tokens for key, one in self._found.items() if key != own and one.came_back and one.at >= now - IDLE_S
-        )
+        return sum(tokens for key, (tokens, came_back) in self._found.items() if came_back and key != own)
 
 
 def _key(hashes: Sequence[bytes], opening: int) -> bytes | None:

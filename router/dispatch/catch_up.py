@@ -89,7 +89,7 @@ class CatchUps:
         self._tasks = BackgroundTasks()
         self._read: LRUCache[bytes, None] = LRUCache(PREFIXES)
         self._streams, self._resume_at = 0, 0.0
-        self._live = LiveConversations()
+        self._live = LiveConversations(clock)
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -112,7 +112,7 @@ class CatchUps:
             audited=may_audit and self._chance() < self._audit_share,
             has_home=self._has_home,
             # What ages takes less room than before.
-            others=0 if outcome.ages.size else self._live.others(*_place(prepared.forecast), self._clock()),
+            others=0 if outcome.ages.size else self._live.others(*_place(prepared.forecast)),
             capacity=self._forecaster.caches.dense.capacity,
         )
         return plan(prepared.options, conversation)
@@ -125,7 +125,7 @@ class CatchUps:
 
     def arrived(self, prepared: Prepared) -> None:
         """A prompt of a client: if it is the next turn of a conversation, the catch-up of that ends."""
-        self._live.note(*_place(prepared.forecast), prepared.size, self._clock())
+        self._live.note(*_place(prepared.forecast), prepared.size)
         self._next_turns.arrived(prepared.forecast.hashes)
         for reading in [*self._waiting, *self._running]:
             forecast = reading.prepared.forecast

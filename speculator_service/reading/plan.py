@@ -24,7 +24,7 @@ def windows_of(token_ids: Int32Array, plan: WindowPlan, starts: npt.NDArray[np.i
     """
     windows: list[Window] = []
     for first, end in plan.parts:
-        if end - first <= plan.most:
+        if end - first <= plan.largest:
             windows.append((first, end))
             continue
         inside = starts[np.searchsorted(starts, first, "right") : np.searchsorted(starts, end, "left")]

@@ -10,6 +10,7 @@ from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.layout import Frame
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from kv_transfer.windows import decided
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo
 from speculator_service import service as service_module
@@ -391,10 +392,15 @@ async def test_no_window_is_longer_than_what_the_speculator_reads(demo_speculato
             return await super().score(request)
 
     engine, frame = Noting(demo_speculator, max_model_len=2000, head_profile=True), [np.arange(2, dtype=np.int32)] * 3
-    layout = layout_of([(5000, 5020)], question=(5000, 5020), frame=Frame(*frame))
     ids = (np.arange(5030) % 800 + 100).astype(np.int32)
     options = SelectionOptions(keep_rate=0.1, scoring="heads", read="windows", granularity="chunk")
-    found = await SpeculatorService(engine).select(SelectRequest("r", ids, options, layout))
-    assert len(sizes) > 2
-    assert max(sizes) <= 2000
-    assert found.kept.context_length == 5030
+    service, windows = SpeculatorService(engine), []
+    for first in (5000, 4980):
+        sizes.clear()
+        layout = layout_of([(first, 5020)], question=(first, 5020), frame=Frame(*frame))
+        request = SelectRequest("r", ids, options, layout)
+        await service.select(request)
+        assert len(sizes) > 2
+        assert max(sizes) <= 2000
+        windows.append(decided(request, engine.info).options.window_tokens)
+    assert windows[0] == windows[1], "a longer question leaves the windows of the text as they are"
