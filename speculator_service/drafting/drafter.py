@@ -19,6 +19,9 @@ from speculator_service.engine import Drafted, SpeculatorEngine
 
 _log = logging.getLogger(__name__)
 
+READ_BEHIND = 1 / 32
+"""Of the kept prompt, in tokens of the answer. Then decoding has taken about as long as the read will, on CPUs."""
+
 
 @dataclass(slots=True)
 class Counters:
@@ -93,8 +96,11 @@ class DraftService:
         return True
 
     def read(self, state: SessionState) -> bool:
-        """As `adopt`, for a session over the kept prompt. The engine reads it now, while the target reads it too; until
-        then, the session's rows get no drafts."""
+        """As `adopt`, for a session over the kept prompt. Until the engine has read it, the session's rows get no drafts.
+
+        It reads now, while the target reads the same tokens. If both share a device, that would delay the first token,
+        so it reads when the answer is `READ_BEHIND` of the prompt: a short answer ends before that, and costs no read.
+        """
         tokens = int(state.prompt.token_ids.size)
         if not self.adopt(state.session, state.prompt.look_ahead_tokens, state.draft_ahead, tokens=tokens):
             return False
@@ -102,8 +108,15 @@ class DraftService:
         session.opening = True
         info = self._engine.info
         prompt = state.prompt.in_reading_order(min(info.max_model_len, info.max_position))
-        session.work = self._start(self._open(session, replace(state, prompt=prompt)))
+        session.unread = replace(state, prompt=prompt)
+        if not self._engine.shares_device:
+            self._read_kept(session)
         return True
+
+    def _read_kept(self, session: DrafterSession) -> None:
+        """Begin to read the session's kept prompt."""
+        assert session.unread is not None
+        session.work, session.unread = self._start(self._open(session, session.unread)), None
 
     async def handle(self, request: DraftRequest) -> DraftReply:
         """Answer one step of a target. No row raises: a failed row gets no draft, a missing session counts as lost."""
@@ -216,6 +229,8 @@ class DraftService:
         self._sessions.move_to_end(row.session)
         try:
             session.extend(row)
+            if session.unread is not None and session.answer.size >= READ_BEHIND * session.prompt_tokens:
+                self._read_kept(session)
             if session.opening:
                 return None
             answer = session.answer

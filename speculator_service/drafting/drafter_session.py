@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.arrays import Int32Array, no_numbers
-from kv_transfer.drafts import DraftRow
+from kv_transfer.drafts import DraftRow, SessionState
 from kv_transfer.options import DraftAhead
 from skim_common.errors import SessionLostError
 from speculator_service.drafting.draft_ahead import AheadDrafting, DraftParams
@@ -30,7 +30,8 @@ class DrafterSession:
     prompt_tokens: of the prompt that the drafts continue.
 
     sent: the drafts of the last reply, until the target answers them. params: how they were drafted. opening: the kept
-    prompt is still being prefilled. work: the engine's latest work for a row, or the opening; it holds the lock.
+    prompt is not prefilled yet. unread: the kept prompt, until its prefill begins. work: the engine's latest work for a
+    row, or the opening; it holds the lock.
     rounds: replies with drafts. drafts: tokens in these replies, plus the look-ahead tokens. accepted: accepted drafts.
     """
 
@@ -42,6 +43,7 @@ class DrafterSession:
     sent: Drafted = NOTHING
     params: DraftParams = NO_DRAFTS
     opening: bool = False
+    unread: SessionState | None = None
     work: asyncio.Task[Any] | None = None
     ahead: AheadDrafting | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

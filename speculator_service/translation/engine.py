@@ -71,6 +71,7 @@ class TranslatingSpeculator(SpeculatorEngine):
     def __init__(self, engine: SpeculatorEngine, translation: Translation) -> None:
         self._engine, self._translator = engine, translation.translator
         self.supports_drafts, self.session_limits = engine.supports_drafts, engine.session_limits
+        self.shares_device = engine.shares_device
         target = translation.target
         self.info = replace(
             engine.info,

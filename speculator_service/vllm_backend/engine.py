@@ -98,6 +98,7 @@ class VllmSpeculator(SpeculatorEngine):
         self.supports_drafts = bool(cached) or not config.is_hybrid
         most = self._engine.vllm_config.scheduler_config.max_num_seqs
         self.session_limits = SessionLimits(most, SESSIONS_SHARE * cached if cached else math.inf)
+        self.shares_device = self._engine.vllm_config.device_config.device_type == "cpu"
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []
         self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos)

@@ -82,6 +82,7 @@ class KnowingEngine:
     """The drafting half of a speculator engine that knows each session's answer: a share of its drafts is wrong."""
 
     session_limits = SessionLimits()
+    shares_device = False
     eos_token_ids: frozenset[int] = frozenset()
 
     def __init__(self, answers: dict[str, list[int]], error_rate: float, vocab_size: int) -> None:

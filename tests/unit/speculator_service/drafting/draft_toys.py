@@ -59,6 +59,7 @@ class ToyEngine:
 
     eos_token_ids = frozenset()
     session_limits = SessionLimits()
+    shares_device = False
 
     def __init__(self, table, *, seed=0, steps=1):
         self.table = np.asarray(table)

@@ -16,7 +16,7 @@ from speculator_service.engine import SessionLimits
 from target_service.drafting.drafted_requests import AnswerRow, DraftedRequests
 from target_service.drafting.exchange import DraftExchange
 from target_service.drafting.settings import DraftSettings
-from tests.unit.speculator_service.drafting.draft_toys import PROMPT, ToyEngine, ids, session_state, settle
+from tests.unit.speculator_service.drafting.draft_toys import PROMPT, ToyEngine, ids, row, session_state, settle
 
 TABLE = np.eye(8)[np.roll(np.arange(8), -1)]  # one token can follow another, so every draft is accepted
 K = 3
@@ -166,3 +166,26 @@ async def test_a_lost_session_is_not_restored_in_the_place_of_another():
     await service.handle(DraftRequest(0, closed=["a"], restored=[session_state([5], "b")]))
     await settle()
     assert engine.sessions == {"b"}
+
+
+@pytest.mark.parametrize("shares", [False, True])
+async def test_the_kept_prompt_is_read_at_once_or_behind_an_answer_that_goes_on(shares):
+    """A read beside the target's own delays the first token where both share a device."""
+    engine = ToyEngine(TABLE)
+    engine.shares_device = shares
+    service, answer = DraftService(engine), [5, 1, 2, 3]
+    assert begun(service, "a", KeptPrompt.dense([1] * 100)).session
+    for size in (1, 3, 4):
+        await settle()
+        assert engine.calls["open"] == (0 if shares else 1)
+        await service.handle(DraftRequest(size, [row("a", 0, *answer[:size])]))
+    await settle()
+    reply = await service.handle(DraftRequest(9, [row("a", 4, 3)]))
+    assert engine.calls["open"] == 1
+    assert reply.drafts[0].position == 5
+    begun(service, "short", KeptPrompt.dense([1] * 100))
+    await settle()
+    await service.handle(DraftRequest(10, [row("short", 0, 5)], closed=["short"]))
+    await settle()
+    assert engine.calls["open"] == (1 if shares else 2)
+    await service.close()
