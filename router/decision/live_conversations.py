@@ -23,7 +23,8 @@ class LiveConversations:
         self._found: TTLCache[bytes, tuple[int, bool]] = TTLCache(MOST, IDLE_S, clock)
 
     def note(self, hashes: Sequence[bytes], opening: int, tokens: int) -> None:
-        """A prompt of `tokens` tokens came. hashes: of its blocks. opening: tokens that conversations may share."""
+        """A prompt has its answer. hashes: of its blocks. opening: tokens that conversations may share. tokens: of what
+        the target needs of it."""
         if (key := _key(hashes, opening)) is not None:
             self._found[key] = tokens, key in self._found
 

@@ -125,7 +125,6 @@ class CatchUps:
 
     def arrived(self, prepared: Prepared) -> None:
         """A prompt of a client: if it is the next turn of a conversation, the catch-up of that ends."""
-        self._live.note(*_place(prepared.forecast), prepared.size)
         self._next_turns.arrived(prepared.forecast.hashes)
         for reading in [*self._waiting, *self._running]:
             forecast = reading.prepared.forecast
@@ -144,7 +143,9 @@ class CatchUps:
 
     def begin(self, pools: Pools, prepared: Prepared, outcome: Outcome, answer: AnswerRecord) -> None:
         """A prompt has its answer: catch up, if that is planned."""
-        hashes, opening = prepared.forecast.hashes, prepared.forecast.sizes.opening
+        hashes, opening = _place(prepared.forecast)
+        left = prepared.size if outcome.form is None else int(outcome.form.kept(prepared.size).size)
+        self._live.note(hashes, opening, left)
         if prepared.ruled.speculative and (block := middle(hashes, opening)) is not None:
             self._next_turns.answered((outcome.call.request.key, outcome.shape), hashes[block])
         if outcome.catch_up is None or not outcome.catch_up.wanted or not answer.finished:
@@ -235,7 +236,7 @@ class CatchUps:
             except SkimError as error:
                 logger.info("results of request %s do not age: %s", reading.prepared.request_id, error)
                 return
-        if block:
+        if block and reading.has_most_of(form):
             reading.drop_in_place(form, self._forecaster)
         else:
             reading.shorten(form, self._forecaster)

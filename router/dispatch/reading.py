@@ -108,6 +108,11 @@ class Reading:
         self.hashes = block_hashes(self.ids, BLOCK_TOKENS, self.prepared.forecast.salt)
         self._find(forecaster)
 
+    def has_most_of(self, form: AgedForm) -> bool:
+        """Whether to drop in place is less to read than what this form leaves. To be dropped, all must be read first."""
+        drops = np.flatnonzero(mask_of(form.dropped, self.whole.size)[self.positions])
+        return not drops.size or self.done - drops[0] >= drops.size
+
     def drop_in_place(self, form: AgedForm, forecaster: Forecaster) -> None:
         """Read on as before, and then drop what this form drops besides. Its tag names all that its KV comes from."""
         history = np.concatenate([self.ids, self.positions, form.dropped.ravel()])

@@ -155,14 +155,23 @@ async def test_what_the_target_lost_is_read_again():
     assert ended(dispatcher) == ["done", "done"]
 
 
-@simulated
-async def test_a_skimmed_turn_is_read_whole_before_it_shrinks():
-    dispatcher, pools = a_long_dispatcher(ShrinkingPools())
+async def a_skimmed_turn_with_an_old_result(pools):
+    dispatcher, _ = a_long_dispatcher(pools)
     chat = Chat().add("user", "Look.").add("tool", result(1)).add("assistant", "Yes.").add("user", "Why?")
     first = await turn(dispatcher, chat, "first", enabled="auto")
+    assert first.outcome.mode == "speculative"
+    return dispatcher, chat.add("user", "And then?")
+
+
+@simulated
+async def test_what_the_target_has_not_read_is_not_read_to_be_dropped():
+    dispatcher, chat = await a_skimmed_turn_with_an_old_result(pools := ShrinkingPools())
     await rested(dispatcher)
-    [read] = pools.shrinks
-    assert read.prompt.is_dense
-    second = await turn(dispatcher, chat.add("user", "And then?"), "second")
-    assert (first.outcome.mode, second.headers["x-skim-reason"]) == ("speculative", "aged")
-    assert second.cached >= read.shrink.of(read.prompt).token_ids.size - BLOCK
+    second = await turn(dispatcher, chat, "second")
+    assert not pools.shrinks
+    assert second.headers["x-skim-reason"] == "aged"
+    assert second.cached >= second.prompt.token_ids.size - 2 * 128
+    assert max(end for _, end, *_ in pools.reads) < second.ids.size - dropped_of(second).size + 128
+    # It drops whole blocks, so the target can shrink what follows in place.
+    dropped = dropped_of(second)
+    assert not (dropped[np.r_[True, np.diff(dropped) > 1]] % BLOCK).any()
