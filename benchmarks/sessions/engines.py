@@ -3,9 +3,6 @@
 Lengths and gaps of the sessions are scaled. Prompts are random token ids, as in `benchmarks.replay`: the last tokens
 count as the question, and answers are not part of later prompts. All systems are up and take turns, one number of
 sessions after another; each sends the same sessions, with a cache salt of its own.
-
-Not run to its end: a fake server has answered it in a test, and on two cores real ones were up, but it was stopped
-after six minutes.
 """
 
 import asyncio
