@@ -167,9 +167,7 @@ class SimulatedEngine:
             self._loop = asyncio.create_task(self._run())
         return row
 
-    def end(
-        self, row: Running, written: KeptPrompt, salt: str | None = None, shrink: Shrink | None = None
-    ) -> None:
+    def end(self, row: Running, written: KeptPrompt, salt: str | None = None, shrink: Shrink | None = None) -> None:
         """The request has ended, or is aborted. written: the tokens whose KV may be found: prompt and answer. shrink:
         what of it is left, after its end (`target_service.vllm_backend.shrinking`)."""
         if row in self._waiting:

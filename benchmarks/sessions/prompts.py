@@ -42,7 +42,6 @@ class SessionPrompt(RenderedPrompt):
         units = np.unique(starts[starts < self.size]).astype(np.int32)
         return replace(known, units=units, gaps=np.zeros_like(units), words=np.ones(units.size, np.float32))
 
-
     def as_chat(self) -> "SessionPrompt":
         """The prompt with its messages, as a chat of which each token is a character."""
         roles, ends = [role for role, _ in self.messages], np.arange(self.size + 1)

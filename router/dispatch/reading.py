@@ -109,7 +109,7 @@ class Reading:
         self._find(forecaster)
 
     def has_most_of(self, form: AgedForm) -> bool:
-        """Whether to drop in place is less to read than what this form leaves. To be dropped, all must be read first."""
+        """Whether less is to be read to drop in place than of what the form leaves. To drop, all is read first."""
         drops = np.flatnonzero(mask_of(form.dropped, self.whole.size)[self.positions])
         return not drops.size or self.done - drops[0] >= drops.size
 

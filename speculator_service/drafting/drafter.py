@@ -96,7 +96,7 @@ class DraftService:
         return True
 
     def read(self, state: SessionState) -> bool:
-        """As `adopt`, for a session over the kept prompt. Until the engine has read it, the session's rows get no drafts.
+        """As `adopt`, for a session over the kept prompt. Until the engine has read it, its rows get no drafts.
 
         It reads now, while the target reads the same tokens. If both share a device, that would delay the first token,
         so it reads when the answer is `READ_BEHIND` of the prompt: a short answer ends before that, and costs no read.
