@@ -22,7 +22,7 @@ DRAFT_ARG = "skim_draft"
 """Key in `SamplingParams.extra_args` of a drafting round: (id, size) of its gang, see `gang`."""
 LEAST_SHARE = 0.5
 """Of the time, for drafts while prompts are read."""
-LONGEST_HOLD_S = 2.0
+LONGEST_HOLD_S = 4.0
 """Between two steps that read, while a target owes time."""
 
 
