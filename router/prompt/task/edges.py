@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from router.prompt.markers import CharSpan
 from router.prompt.task.blocks import (
@@ -24,7 +24,7 @@ from router.prompt.task.blocks import (
     trimmed,
 )
 from router.prompt.task.options import options_of
-from router.prompt.task.words import ASKS, HEADING, asks_surely
+from router.prompt.task.words import ASKS, HEADING, asks_surely, is_labelled
 
 EDGE = 4096
 """So many bytes of speech are looked for at each end of a long text."""
@@ -48,11 +48,14 @@ CHOICES = 2
 """So many blocks of a dialogue, or of an exam, may have the question of choice and its options."""
 FEW_BRIEF = 3
 """A long text with so few brief blocks has them wherever they stand."""
+MOST_LINES = 1024
+"""Lines of a part that are searched for the names of speakers."""
 LONGEST_HEADING = 128
 """Characters."""
 _DIGITS = re.compile(r"\d+")
 _RULE = re.compile(r"[ \t]{0,8}([-=*_#~+])\1{2,}[ \t]*$", re.MULTILINE)
 _SPEAKER = re.compile(r"[^\n:\uff1a]{1,48}[:\uff1a](?=\s)")
+_SPOKEN = re.compile(rf"^{_SPEAKER.pattern}", re.MULTILINE)
 
 
 def speech_of_long(text: str, ranges: Sequence[CharSpan], *, asked: bool = False) -> list[Block]:
@@ -81,6 +84,18 @@ def speech_of_long(text: str, ranges: Sequence[CharSpan], *, asked: bool = False
     inside += brief if len(brief) <= FEW_BRIEF else []
     found = {(block.start, block.end): block for block in inside}
     return [*(found | {(block.start, block.end): block for block in edges}).values()]
+
+
+def speakers(text: str, parts: Sequence[CharSpan], blocks: Sequence[Block], last: Block) -> list[Block]:
+    """Those of the blocks at the edges that a speaker of the text says: with a name first, as more than MOST_ASKED
+    lines of the parts have. None, if a speaker says the last block of the parts, too."""
+    named = [block for block in blocks if block.at_edge and _SPEAKER.match(text, block.start, block.end)]
+    said = [block for block in named if not is_labelled(text, block.start, block.end)]
+    if not said:
+        return []
+    names = [match[0] for part in parts for match in islice(_SPOKEN.finditer(text, *part), MOST_LINES)]
+    own = _SPEAKER.match(text, last.start, last.end)
+    return said if len(names) > MOST_ASKED and not (own and names.count(own[0]) > 1) else []
 
 
 def _compared(text: str, blocks: list[Block]) -> list[Block]:

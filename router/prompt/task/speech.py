@@ -24,9 +24,9 @@ from router.prompt.task.blocks import (
     says_something,
     size_of,
 )
-from router.prompt.task.edges import speech_of_long
+from router.prompt.task.edges import speakers, speech_of_long
 from router.prompt.task.regions import Region, envelope, regions_of
-from router.prompt.task.words import ASKS, PERSONA, RULES_NAME, TASK_NAME
+from router.prompt.task.words import ASKS, PERSONA, RULES_NAME, TASK_NAME, asks_surely
 
 SHORT_REGION = 1024
 """Regions of one name are material if they have more bytes than this together."""
@@ -35,8 +35,8 @@ LONG_TASK = 8192
 AROUND, AROUND_SHARE = 8192, 1 / 4
 """What stands around the regions is speech as a whole up to so many bytes, if it is at most this share of the turn."""
 SHORT_QUESTION = 256
-"""Where the last block has a question mark, another block at the edge of a long text is a task up to so many bytes. A
-longer one is a part of the text, such as a turn of a meeting."""
+"""Where the last block surely asks, another block at the edge of a long text is a task up to so many bytes, if no
+speaker says it. Others are a part of the text, such as a turn of a meeting."""
 MOST_TASKS = 8
 """Of more tasks, those with the least between them are one."""
 EARLIER_TURNS = 64
@@ -126,12 +126,15 @@ def find_speech(text: str, parts: Sequence[CharSpan], *, raw: bool = False) -> S
     edges = [block for ranges in texts for block in speech_of_long(text, ranges, asked=known)]
     tasks, at_edge = edges, [block for block in edges if block.at_edge]
     for some in ([block for block in at_edge if not block.is_piece], at_edge):
-        if any(ASKS.search(text, block.start, block.end) for block in [*named, *short, *some]):
+        if any(asks_surely(text, block.start, block.end) for block in [*named, *short, *some]):
             tasks = some  # other questions belong to the text then
             break
     last = max([*named, *short, *edges], key=lambda block: block.end, default=None)
-    if last is not None and ASKS.search(text, last.start, last.end):
-        tasks = [block for block in tasks if block is last or block.size <= SHORT_QUESTION]
+    if last is not None and last.asks:
+        said = speakers(text, parts, tasks, last)
+        tasks = [one for one in tasks if one is last or one not in said]
+        if asks_surely(text, last.start, last.end):
+            tasks = [one for one in tasks if one is last or one.size <= SHORT_QUESTION]
     spans += [(block.start, block.end) for block in edges if block.asks or not raw]
     brief = [block for block in edges if block.is_brief]
     return _speech(text, spans, named or [*short, *brief], [*named, *short, *tasks])

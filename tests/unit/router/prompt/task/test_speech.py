@@ -76,6 +76,42 @@ def test_a_block_without_a_speaker_is_no_part_of_a_dialogue(after):
     assert sum(end - start for start, end in speech.spans) < 400
 
 
+@pytest.mark.parametrize("between", ["\n", "\n\n"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "Question: which platform was closed? Answer in a few words.",
+        "Which platform was closed, and why?",
+        "Summarize what was said about the platform.",
+        "Ben: Which platform was closed, and why?",
+    ],
+)
+def test_what_speakers_of_the_text_ask_is_not_the_task(between, asked):
+    """The control: as one more paragraph of a speaker, the last question leaves the first one a task."""
+    said = [f"Ben: We closed platform {number} because of the long works on the roof." for number in range(60)]
+    said = [line if number % 2 else line.replace("Ben", "Anna Lee MP") for number, line in enumerate(said)]
+    first = "Anna Lee MP: 1. What steps does the railway take to open the station?"
+    text = between.join([first, *said]) + "\n\n" + asked
+    tasks = [text[slice(*task)] for task in find_speech(text, [(0, len(text))]).tasks]
+    assert tasks[-1] == asked
+    assert (len(tasks) == 2) == (asked.startswith("Ben") and between == "\n\n")
+
+
+def test_a_question_inside_the_text_is_no_task_beside_a_labelled_one():
+    text = "".join(f"<P> The weight of part {number} is given in the list below . </P> " for number in range(90))
+    text = text.replace("part 60 is", "Part Sixty ? It is") + "\n\nQuestion: weight of part 12 Answer in a few words."
+    [task] = [text[slice(*task)] for task in find_speech(text, [(0, len(text))]).tasks]
+    assert task.startswith("Question: weight")
+
+
+@pytest.mark.parametrize("name", ["", "Task: ", "My question: "])
+def test_a_task_before_a_dialogue_stays_one(name):
+    lines = "\n".join(f"Ben: We closed platform {number} because of the works." for number in range(90))
+    first = f"{name}Which platform was closed last?"
+    text = f"{first}\n\n{lines}\n\nIs that clear?"
+    assert first in [text[slice(*task)] for task in find_speech(text, [(0, len(text))]).tasks]
+
+
 DOCUMENT = "\n\n".join(
     f"The weight of the {word} is {number}." for number, word in enumerate(["kettle", "drill"] * 100)
 )
