@@ -121,6 +121,13 @@ SHOWN = (
         "Answers to questions of people",
     ),
     Claim(
+        "answers to questions of people about texts of six sets, most of them free, without an option of the request",
+        "answers-free",
+        figures.of_people(0.0),
+        f"papers, services, stories, Wikipedia, a contract and dialogues of L-Eval, 2,700 to 9,600 tokens; {QWEN}",
+        "Answers to questions of people",
+    ),
+    Claim(
         "answer quality on RULER's eleven generated tasks, without an option",
         "published",
         figures.benchmark("ruler"),

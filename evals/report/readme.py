@@ -38,10 +38,10 @@ def losses(results: Path) -> str:
 
 
 def _people(results: Path) -> Iterator[list[str]]:
-    for source, rate in (("answers-default", 0.0), ("answers-bamboo", KEEP)):
+    for name, source in (("answers", "answers-free"), ("answers, choices", "answers-default")):
         result = _read(results, source)
-        name = f"answers{f', keep {rate:g}' if rate else ''}{' (older)' if 'older' in result else ''}"
-        yield _row(name, answers.whole(result, (DEFAULT, rate)), answers.whole(result, (BM25, rate)))
+        name += " (older)" if "older" in result else ""
+        yield _row(name, answers.whole(result, (DEFAULT, 0.0)), answers.whole(result, (BM25, 0.0)))
     rows = [row for row in _read(results, "questions-bamboo")["rows"] if row["keep_rate"] == KEEP]
     for row, bm25 in zip(rows[::2], rows[1::2], strict=True):
         assert (row["way"], bm25["way"], row["set"]) == ("heads, windows", "lexical", bm25["set"])

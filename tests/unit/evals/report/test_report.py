@@ -131,14 +131,14 @@ def test_the_first_table_of_the_readme_is_that_of_the_results() -> None:
 
 def test_a_new_result_changes_what_the_readme_must_say(tmp_path: Path) -> None:
     """The negative control: the README fails with another result, and with that of the published benchmarks."""
-    for name in ("answers-default", "answers-bamboo", "questions-bamboo", "lengths-qwen-long"):
+    for name in ("answers-free", "answers-default", "questions-bamboo", "lengths-qwen-long"):
         (tmp_path / f"{name}.json").write_text(json.dumps(committed(name)))
     before = readme.table(tmp_path)
     answers_now = committed("answers-default")
     answers_now["samples"] = answers_now["samples"][:10]
     (tmp_path / "answers-default.json").write_text(json.dumps(answers_now))
     assert readme.table(tmp_path) != before
-    assert readme.table(tmp_path).splitlines()[2].startswith("answers|10|")
+    assert readme.table(tmp_path).splitlines()[3].startswith("answers, choices|10|")
     published = {"samples": [_published(task, n, kept) for n in (4096, 8192) for task, kept in (("vt", 1), ("cwe", 0))]}
     (tmp_path / "published.json").write_text(json.dumps(published))
     assert readme.table(tmp_path).splitlines()[-2:] == [
