@@ -24,7 +24,7 @@ from router.prompt.task.blocks import (
     trimmed,
 )
 from router.prompt.task.options import options_of
-from router.prompt.task.words import ASKS, HEADING, asks_surely, is_labelled
+from router.prompt.task.words import ASKS, HEADING, asks_surely
 
 EDGE = 4096
 """So many bytes of speech are looked for at each end of a long text."""
@@ -87,15 +87,16 @@ def speech_of_long(text: str, ranges: Sequence[CharSpan], *, asked: bool = False
 
 
 def speakers(text: str, parts: Sequence[CharSpan], blocks: Sequence[Block], last: Block) -> list[Block]:
-    """Those of the blocks at the edges that a speaker of the text says: with a name first, as more than MOST_ASKED
-    lines of the parts have. None, if a speaker says the last block of the parts, too."""
-    named = [block for block in blocks if block.at_edge and _SPEAKER.match(text, block.start, block.end)]
-    said = [block for block in named if not is_labelled(text, block.start, block.end)]
-    if not said:
+    """Those of the blocks at the edges that a speaker of the text says: with a name first that begins other lines of
+    the parts too, as more than MOST_ASKED lines have one. None, if a speaker says the last block of the parts, too."""
+    names = {block: match[0] for block in [*blocks, last] if (match := _SPEAKER.match(text, block.start, block.end))}
+    if not names:
         return []
-    names = [match[0] for part in parts for match in islice(_SPOKEN.finditer(text, *part), MOST_LINES)]
-    own = _SPEAKER.match(text, last.start, last.end)
-    return said if len(names) > MOST_ASKED and not (own and names.count(own[0]) > 1) else []
+    spoken = (match[0] for part in parts for match in islice(_SPOKEN.finditer(text, *part), MOST_LINES))
+    lines = Counter(spoken)
+    if lines.total() <= MOST_ASKED or lines[names.get(last, "")] > 1:
+        return []
+    return [block for block in blocks if block.at_edge and lines[names.get(block, "")] > 1]
 
 
 def _compared(text: str, blocks: list[Block]) -> list[Block]:

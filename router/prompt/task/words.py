@@ -62,14 +62,9 @@ _ENDS = re.compile(r"(?:か|ください|십시오|세요|吗|呢)[。.!！\s]{0
 _TAIL = 16
 
 
-def is_labelled(text: str, start: int, end: int) -> bool:
-    """Whether a block begins with a label of a task, such as "Question:"."""
-    return bool(_LABELLED.match(text, start, end))
-
-
 def asks_surely(text: str, start: int, end: int) -> bool:
     """Whether a block has a question mark, or a label first. A text of prose has few of these."""
-    return bool(ASKS.search(text, start, end)) or is_labelled(text, start, end)
+    return bool(ASKS.search(text, start, end) or _LABELLED.match(text, start, end))
 
 
 def asks(text: str, start: int, end: int) -> bool:

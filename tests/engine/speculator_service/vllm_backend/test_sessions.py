@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import torch
+from vllm.platforms import current_platform
 
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
@@ -43,6 +44,10 @@ async def test_the_limits_of_sessions_are_those_of_the_engine(rig):
     config, limits = rig.engine._engine.vllm_config, rig.engine.session_limits
     assert limits.sessions == config.scheduler_config.max_num_seqs
     assert limits.tokens == config.cache_config.kv_cache_size_tokens / 2
+
+
+async def test_an_engine_on_cpus_knows_that_its_reads_slow_the_target(rig):
+    assert rig.engine.shares_device == current_platform.is_cpu()
 
 
 async def test_drafts_are_the_greedy_continuation_whatever_was_accepted(rig):

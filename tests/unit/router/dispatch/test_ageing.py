@@ -98,6 +98,7 @@ async def test_the_next_turn_reads_what_is_left_of_an_old_result_and_all_else():
     assert counted[-1] == {"mode": "speculative", "reason": "aged"}
     shown = dispatcher.selections.get("third").as_json()
     assert (shown["decision"]["reason"], shown["kept_tokens"]) == ("aged", kept.size)
+    assert dispatcher.catch_ups._live.others([], 0) == kept.size, "what it needs of the cache"
 
 
 @pytest.mark.parametrize("protects", [True, False])

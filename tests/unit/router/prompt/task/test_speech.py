@@ -104,7 +104,7 @@ def test_a_question_inside_the_text_is_no_task_beside_a_labelled_one():
     assert task.startswith("Question: weight")
 
 
-@pytest.mark.parametrize("name", ["", "Task: ", "My question: "])
+@pytest.mark.parametrize("name", ["", "Task: ", "Here is what my client wants to know: "])
 def test_a_task_before_a_dialogue_stays_one(name):
     lines = "\n".join(f"Ben: We closed platform {number} because of the works." for number in range(90))
     first = f"{name}Which platform was closed last?"
