@@ -116,6 +116,11 @@ def trimmed(text: str, start: int, end: int) -> Block | None:
     return Block(start, end, size, asks_something, is_list)
 
 
+def first_line_end(text: str, block: Block) -> int:
+    line = text.find("\n", block.start, block.end)
+    return line if line >= 0 else block.end
+
+
 def asking_part(text: str, block: Block) -> CharSpan:
     """Of a block that is not brief, the sentences from the first to the last with a question mark, and the one before
     these; else all of it. The others may be of the text around it."""

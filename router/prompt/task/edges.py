@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import pairwise
 
 from router.prompt.markers import CharSpan
 from router.prompt.task.blocks import (
@@ -18,6 +18,7 @@ from router.prompt.task.blocks import (
     SHORT_TEXT,
     Block,
     blocks_of,
+    first_line_end,
     is_task,
     says_something,
     size_of,
@@ -48,14 +49,11 @@ CHOICES = 2
 """So many blocks of a dialogue, or of an exam, may have the question of choice and its options."""
 FEW_BRIEF = 3
 """A long text with so few brief blocks has them wherever they stand."""
-MOST_LINES = 1024
-"""Lines of a part that are searched for the names of speakers."""
 LONGEST_HEADING = 128
 """Characters."""
 _DIGITS = re.compile(r"\d+")
 _RULE = re.compile(r"[ \t]{0,8}([-=*_#~+])\1{2,}[ \t]*$", re.MULTILINE)
-_SPEAKER = re.compile(r"[^\n:\uff1a]{1,48}[:\uff1a](?=\s)")
-_SPOKEN = re.compile(rf"^{_SPEAKER.pattern}", re.MULTILINE)
+SPEAKER = re.compile(r"[^\n:\uff1a]{1,48}[:\uff1a](?=\s)")
 
 
 def speech_of_long(text: str, ranges: Sequence[CharSpan], *, asked: bool = False) -> list[Block]:
@@ -86,19 +84,6 @@ def speech_of_long(text: str, ranges: Sequence[CharSpan], *, asked: bool = False
     return [*(found | {(block.start, block.end): block for block in edges}).values()]
 
 
-def speakers(text: str, parts: Sequence[CharSpan], blocks: Sequence[Block], last: Block) -> list[Block]:
-    """Those of the blocks at the edges that a speaker of the text says: with a name first that begins other lines of
-    the parts too, as more than MOST_ASKED lines have one. None, if a speaker says the last block of the parts, too."""
-    names = {block: match[0] for block in [*blocks, last] if (match := _SPEAKER.match(text, block.start, block.end))}
-    if not names:
-        return []
-    spoken = (match[0] for part in parts for match in islice(_SPOKEN.finditer(text, *part), MOST_LINES))
-    lines = Counter(spoken)
-    if lines.total() <= MOST_ASKED or lines[names.get(last, "")] > 1:
-        return []
-    return [block for block in blocks if block.at_edge and lines[names.get(block, "")] > 1]
-
-
 def _compared(text: str, blocks: list[Block]) -> list[Block]:
     """The blocks of a long text, of which some are brief or ruled. Usual is the size of the blocks with half of it.
     Where speakers begin most blocks, those without one are brief."""
@@ -107,7 +92,7 @@ def _compared(text: str, blocks: list[Block]) -> list[Block]:
         left -= usual
         if left <= 0:
             break
-    speaks = [bool(_SPEAKER.match(text, block.start, block.end)) for block in blocks]
+    speaks = [bool(SPEAKER.match(text, block.start, block.end)) for block in blocks]
     by_speakers = 2 * sum(speaks) > len(blocks) > 2 * MOST_ASKED
     ruled = [bool(_RULE.match(text, block.start, block.end)) for block in blocks]
     few, brief = sum(ruled) <= MOST_ASKED, min(BRIEF, usual / 2)
@@ -165,8 +150,9 @@ def _ending(text: str, blocks: Sequence[Block], *, alone: bool, found: bool) -> 
     found |= last.is_brief and says_something(text, last.start, last.end)
     for number, block in enumerate(reversed(blocks[1:] or blocks)):
         with_choice = chooses  # the options stand after this block, so the question is in it
-        chooses = bool(options_of(text, block.start, block.end))
-        of_choice = (chooses or with_choice) and not (alone and choices >= CHOICES)
+        options = options_of(text, block.start, block.end)
+        chooses = bool(options) and not is_task(text, block.start, options[0][0])
+        of_choice = (bool(options) or with_choice) and not (alone and choices >= CHOICES)
         choices += of_choice
         if after.goes_on and not block.asks and not of_choice:  # what the paragraph says before its question
             yield from _last_lines(text, block)
@@ -269,15 +255,10 @@ def _is_heading(text: str, block: Block) -> bool:
 
 def _announces(text: str, block: Block) -> bool:
     """Whether the first line of a block is a label and nothing else."""
-    return bool(HEADING.fullmatch(text, block.start, _first_line_end(text, block)))
+    return bool(HEADING.fullmatch(text, block.start, first_line_end(text, block)))
 
 
 def _without_numbers(text: str, block: Block) -> str:
     """The first line of a block, or its beginning, without its digits."""
-    end = min(_first_line_end(text, block), block.start + LONGEST_HEADING)
+    end = min(first_line_end(text, block), block.start + LONGEST_HEADING)
     return _DIGITS.sub("", text[block.start : end])
-
-
-def _first_line_end(text: str, block: Block) -> int:
-    line = text.find("\n", block.start, block.end)
-    return line if line >= 0 else block.end

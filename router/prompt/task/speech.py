@@ -24,9 +24,10 @@ from router.prompt.task.blocks import (
     says_something,
     size_of,
 )
-from router.prompt.task.edges import speakers, speech_of_long
+from router.prompt.task.edges import speech_of_long
+from router.prompt.task.own_questions import own_questions
 from router.prompt.task.regions import Region, envelope, regions_of
-from router.prompt.task.words import ASKS, PERSONA, RULES_NAME, TASK_NAME, asks_surely
+from router.prompt.task.words import ASKS, PERSONA, RULES_NAME, TASK_NAME, asks_surely, is_labelled
 
 SHORT_REGION = 1024
 """Regions of one name are material if they have more bytes than this together."""
@@ -130,9 +131,9 @@ def find_speech(text: str, parts: Sequence[CharSpan], *, raw: bool = False) -> S
             tasks = some  # other questions belong to the text then
             break
     last = max([*named, *short, *edges], key=lambda block: block.end, default=None)
-    if last is not None and last.asks:
-        said = speakers(text, parts, tasks, last)
-        tasks = [one for one in tasks if one is last or one not in said]
+    if last is not None and (last.asks or last.is_brief):
+        said = own_questions(text, parts, tasks, last)
+        tasks = [one for one in tasks if one not in said]
         if asks_surely(text, last.start, last.end):
             tasks = [one for one in tasks if one is last or one.size <= SHORT_QUESTION]
     spans += [(block.start, block.end) for block in edges if block.asks or not raw]
@@ -173,7 +174,13 @@ def _speech(text: str, spans: list[CharSpan], preferred: Sequence[Block], blocks
     edges of a long text, those that are brief: others may belong to it."""
     tasks = [block for block in blocks if block.asks]
     asks = bool(tasks)
-    sure = any(not block.at_edge or ASKS.search(text, block.start, block.end) for block in tasks)
+    last = max((block.end for block in blocks), default=0)
+    sure = any(
+        not block.at_edge
+        or ASKS.search(text, block.start, block.end)
+        or (block.end == last and is_labelled(text, block.start, block.end))
+        for block in tasks
+    )
     if not sure:
         saying = [block for block in preferred if says_something(text, block.start, block.end)]
         tasks += [block for block in saying if block.is_brief] if tasks else [*saying[:1], *saying[1:][-2:]]

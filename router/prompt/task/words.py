@@ -52,10 +52,13 @@ _ASKING = (
     "|cómo|quel(?:le)?s?|comment|pourquoi|combien|qual|quem|onde|quando|кто|что|где|когда|почему"
 )
 """Prose begins with these, too."""
+_AUXILIARY = "is|are|was|were|do|does|did|has|have|had|can|could|will|would|should"
+"""Follows them in a question that ends with a full stop."""
 _LABELLED = re.compile(rf"\W{{0,8}}(?:{_LABEL})\W{{0,4}}[:：\n]", re.IGNORECASE)
 _BEGINS = re.compile(
     r"\W{0,8}(?:(?:(?:hello|hi|hey|ok|okay|now|then|finally|thanks|thank you)\W{1,3})?"
-    rf"(?:(?:{_VERBS})\b|(?:{_ASKING})\b[^.。!！;]{{0,400}}\Z)|(?:{_UNSPACED}))",
+    rf"(?:(?:{_VERBS})\b|(?:{_ASKING})\b(?:[^.。!！;]{{0,400}}|[ ](?:{_AUXILIARY})\b[^.!;]{{1,400}}\.)\Z)"
+    rf"|(?:{_UNSPACED}))",
     re.IGNORECASE,
 )
 _ENDS = re.compile(r"(?:か|ください|십시오|세요|吗|呢)[。.!！\s]{0,4}$")
@@ -64,7 +67,12 @@ _TAIL = 16
 
 def asks_surely(text: str, start: int, end: int) -> bool:
     """Whether a block has a question mark, or a label first. A text of prose has few of these."""
-    return bool(ASKS.search(text, start, end) or _LABELLED.match(text, start, end))
+    return bool(ASKS.search(text, start, end)) or is_labelled(text, start, end)
+
+
+def is_labelled(text: str, start: int, end: int) -> bool:
+    """Whether a block begins with a label such as "Question:"."""
+    return bool(_LABELLED.match(text, start, end))
 
 
 def asks(text: str, start: int, end: int) -> bool:

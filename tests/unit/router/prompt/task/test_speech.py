@@ -6,6 +6,7 @@ import pytest
 
 from evals.tasks.forms import FORMS, LANGUAGES, form_prompts
 from router.prompt.task.speech import MOST_TASKS, Turn, find_speech, speech_of_turns
+from router.prompt.task.words import asks
 
 PROMPTS = list(form_prompts(130, seed=1))
 
@@ -102,6 +103,61 @@ def test_a_question_inside_the_text_is_no_task_beside_a_labelled_one():
     text = text.replace("part 60 is", "Part Sixty ? It is") + "\n\nQuestion: weight of part 12 Answer in a few words."
     [task] = [text[slice(*task)] for task in find_speech(text, [(0, len(text))]).tasks]
     assert task.startswith("Question: weight")
+
+
+FAQ = "\n\n".join(f"How do I close gate {number}?\nTurn the wheel {number} times to the left." for number in range(60))
+STORY = "\n".join(f'"Did you count the geese of pen {n}?" the farmer asked.\n\nHe wrote it down.\n' for n in range(60))
+
+
+def tasks_of(text):
+    return [text[slice(*task)] for task in find_speech(text, [(0, len(text))]).tasks]
+
+
+@pytest.mark.parametrize("asked", ["How long may gate 12 be open?", "Question: how is gate 12 closed?\nIn few words."])
+def test_headings_that_ask_are_no_tasks(asked):
+    """The control: in the form of the headings, the last question leaves them tasks."""
+    assert tasks_of(f"{FAQ}\n\n{asked}") == [asked]
+    assert len(tasks_of(f"{FAQ}\n\nHow is gate 12 closed?\nIn a few words.")) > 1
+
+
+@pytest.mark.parametrize("asked", ["Who has most geese?", "Question: who has most geese?\nA. The farmer\nB. A miller"])
+def test_quoted_questions_of_a_story_are_no_tasks(asked):
+    """The control: a question of the user that quotes one stays a task."""
+    assert tasks_of(f"{STORY}\n\n{asked}") == [asked]
+    quoting = 'He asks "Did you count the geese of pen 7?"'
+    assert tasks_of(f"{STORY}\n\n{quoting}")[-1] == quoting
+
+
+def test_beside_a_labelled_task_short_lines_of_the_text_are_none():
+    """The control: without its label, it asks nothing, and any of the short lines can be the task."""
+    lines = "\n\n".join(f"Clause {n}. The seller delivers lot {n} to the buyer at the harbour." for n in range(90))
+    text = f"{lines}\n\nSignature Page to Letter Agreement\n\n"
+    asked = "the parties who signed this contract"
+    assert tasks_of(f"{text}Question: {asked}") == [f"Question: {asked}"]
+    assert len(tasks_of(text + asked)) > 1
+
+
+def test_a_sentence_of_a_speaker_is_no_task():
+    """The control: the same sentence without the speaker's name."""
+    first = "Anna Lee: Good morning. Can I welcome all members to the meeting? " + "It is long and public. " * 40
+    lines = [first, *(f"{who}: We closed platform {n} for works." for n in range(40) for who in ("Anna Lee", "Ben"))]
+    asked = "Summarize what was said about platform 12."
+    assert tasks_of("\n".join(lines) + f"\n\n{asked}") == [asked]
+    lines[0] = first.removeprefix("Anna Lee: ")
+    assert len(tasks_of("\n".join(lines) + f"\n\n{asked}")) > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "is_task"),
+    [
+        ("What was the proposed structure of the net.", True),
+        ("How do the members see the plan.", True),
+        ("What we did that day was for the best.", False),
+        ("When he came home he slept.", False),
+    ],
+)
+def test_a_question_may_end_with_a_full_stop(text, is_task):
+    assert asks(text, 0, len(text)) == is_task
 
 
 @pytest.mark.parametrize("name", ["", "Task: ", "Here is what my client wants to know: "])

@@ -1,0 +1,72 @@
+"""What a long text itself asks at its edges: in a turn of a meeting, in a heading, or in quotation marks.
+
+Pure functions on a text and character ranges.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+
+from router.prompt.markers import CharSpan
+from router.prompt.task.blocks import Block, blocks_of, first_line_end
+from router.prompt.task.edges import MOST_ASKED, SERIES, SPEAKER
+from router.prompt.task.words import ASKS, is_labelled
+
+MOST_LINES = 1024
+"""Lines of a part that are searched for the names of speakers."""
+_QUOTED = re.compile(r"[?\uff1f\u061f][\"\u201d\u2019\xbb\u300d]")
+_SPOKEN = re.compile(rf"^{SPEAKER.pattern}", re.MULTILINE)
+
+
+def own_questions(text: str, parts: Sequence[CharSpan], blocks: Sequence[Block], last: Block) -> list[Block]:
+    """Those of the blocks at the edges that are no task beside the last block, because the text says them: what a
+    speaker says, questions that head a paragraph, and quoted ones. None of a kind that the last block is of, too."""
+    edges = [block for block in blocks if block.at_edge and block is not last]
+    return [*_spoken(text, parts, edges, last), *_heading(text, parts, edges, last), *_quoted(text, parts, edges, last)]
+
+
+def _spoken(text: str, parts: Sequence[CharSpan], edges: Sequence[Block], last: Block) -> list[Block]:
+    """The blocks in a line that begins with a name which begins other lines, too, of more than MOST_ASKED with one."""
+    names = {block: name for block in [*edges, last] if (name := _speaker(text, block))}
+    if not names:
+        return []
+    lines = Counter(match[0] for part in parts for match in islice(_SPOKEN.finditer(text, *part), MOST_LINES))
+    if lines.total() <= MOST_ASKED or lines[names.get(last, "")] > 1:
+        return []
+    return [block for block in edges if lines[names.get(block, "")] > 1]
+
+
+def _heading(text: str, parts: Sequence[CharSpan], edges: Sequence[Block], last: Block) -> list[Block]:
+    """The blocks whose first line alone asks, if SERIES others do so and the last block asks in another form."""
+    found = [block for block in edges if _is_headed(text, block)]
+    is_other = is_labelled(text, last.start, last.end) or not _is_headed(text, last)
+    if not found or not last.asks or not is_other:
+        return []
+    headed = sum(_is_headed(text, block) for part in parts for block in blocks_of(text, *part))
+    return found if headed >= SERIES + len(found) else []
+
+
+def _quoted(text: str, parts: Sequence[CharSpan], edges: Sequence[Block], last: Block) -> list[Block]:
+    """The blocks whose questions are all quoted, if SERIES other questions are and the last block asks."""
+    found = [block for block in edges if _asks_quoted(text, block)]
+    if not found or not last.asks or _asks_quoted(text, last):
+        return []
+    quoted = islice((match for part in parts for match in _QUOTED.finditer(text, *part)), SERIES + len(found))
+    return found if len([*quoted]) == SERIES + len(found) else []
+
+
+def _speaker(text: str, block: Block) -> str:
+    """The name that begins the line in which a block begins; empty without one."""
+    match = SPEAKER.match(text, text.rfind("\n", 0, block.start) + 1, block.end)
+    return match[0] if match else ""
+
+
+def _is_headed(text: str, block: Block) -> bool:
+    line = first_line_end(text, block)
+    return line < block.end and bool(ASKS.search(text, block.start, line)) and not ASKS.search(text, line, block.end)
+
+
+def _asks_quoted(text: str, block: Block) -> bool:
+    asked = len(ASKS.findall(text, block.start, block.end))
+    return 0 < asked == len(_QUOTED.findall(text, block.start, block.end))
