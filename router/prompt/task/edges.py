@@ -150,9 +150,8 @@ def _ending(text: str, blocks: Sequence[Block], *, alone: bool, found: bool) -> 
     found |= last.is_brief and says_something(text, last.start, last.end)
     for number, block in enumerate(reversed(blocks[1:] or blocks)):
         with_choice = chooses  # the options stand after this block, so the question is in it
-        options = options_of(text, block.start, block.end)
-        chooses = bool(options) and not is_task(text, block.start, options[0][0])
-        of_choice = (bool(options) or with_choice) and not (alone and choices >= CHOICES)
+        chooses = bool(options_of(text, block.start, block.end))
+        of_choice = (chooses or with_choice) and not (alone and choices >= CHOICES)
         choices += of_choice
         if after.goes_on and not block.asks and not of_choice:  # what the paragraph says before its question
             yield from _last_lines(text, block)
