@@ -124,7 +124,7 @@ SHOWN = (
         "answers to questions of people about texts of six sets, most of them free, without an option of the request",
         "answers-free",
         figures.of_people(0.0),
-        f"papers, services, stories, Wikipedia, a contract and dialogues of L-Eval, 2,700 to 9,600 tokens; {QWEN}",
+        f"papers, services, stories, Wikipedia, a contract and dialogues of L-Eval; {QWEN}",
         "Answers to questions of people",
     ),
     Claim(

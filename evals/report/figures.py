@@ -175,7 +175,9 @@ def of_people(rate: float) -> Callable[[Result], str]:
         others = {f"{BM25} with as many tokens": (BM25, rate), "without the document": (NO_DOCUMENT, 0.0)}
         scores = {name: 100 * answers.whole(result, case).score for name, case in others.items()}
         said = "; ".join(f"{name} {score:.0f}" for name, score in scores.items())
-        return f"{answers.against_dense(result, (DEFAULT, rate))}; {said}"
+        lengths = [sample["length"] for sample in result["samples"]]
+        of = f"prompts of {min(lengths):,} to {max(lengths):,} tokens"
+        return f"{answers.against_dense(result, (DEFAULT, rate))}; {said}; {of}"
 
     return figure
 

@@ -25,6 +25,12 @@ def table(results: Path) -> str:
     return "\n".join("|".join(row) for row in rows)
 
 
+def heading(results: Path) -> str:
+    """The line above the table, with the length of the longest prompt of a question."""
+    longest = max(sample["length"] for sample in _read(results, "answers-free")["samples"])
+    return f"[Questions of people](docs/results.md), up to {longest:,} tokens:"
+
+
 def losses(results: Path) -> str:
     """The tasks, or families of tasks as long as those are hardly measured, in which Skim without an option loses."""
     if (results / "published.json").exists() and published.fewest(_read(results, "published")) >= PROMPTS:

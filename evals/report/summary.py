@@ -25,8 +25,8 @@ _NOT_SHOWN = """## What is not shown
 - **Long prompts with real models.** Answers and evidence on real text were measured with prompts of at most 16,384
   tokens, and conversations about documents of at most 4,096.
 - **Natural questions.** Most tasks are generated: records, code, tool results and facts in English prose. Answers to
-  questions of people were measured for few questions, most of them about texts of at most 4,096 tokens: enough to see a
-  large loss, but no loss of a few points. Contracts and texts of more than 10,000 tokens were hardly measured.
+  questions of people were measured for few texts of a set: enough to see a large loss, but no loss of a few points in
+  one set. Contracts and texts of more than 8,192 tokens were hardly measured.
 - **Drafts that pay on a real pair.** On CPU the adaptive number of drafts comes out at about the speed without drafts.
 - **Several machines and Kubernetes.** Clusters were several Ray nodes on one machine. The Kubernetes objects are
   checked against schemas and were never applied.

@@ -20,15 +20,19 @@ _SPOKEN = re.compile(rf"^{SPEAKER.pattern}", re.MULTILINE)
 
 
 def own_questions(text: str, parts: Sequence[CharSpan], blocks: Sequence[Block], last: Block) -> list[Block]:
-    """Those of the blocks at the edges that are no task beside the last block, because the text says them: what a
-    speaker says, questions that head a paragraph, and quoted ones. None of a kind that the last block is of, too."""
+    """The blocks at the edges that are no task beside the last block, because the text says them: what a speaker says,
+    and, if the last block asks, questions that head a paragraph and quoted ones. A kind that the last block has itself
+    is left out: nothing tells it from the text's."""
     edges = [block for block in blocks if block.at_edge and block is not last]
-    return [*_spoken(text, parts, edges, last), *_heading(text, parts, edges, last), *_quoted(text, parts, edges, last)]
+    found = _spoken(text, parts, edges, last)
+    if last.asks:
+        found += [*_heading(text, parts, edges, last), *_quoted(text, parts, edges, last)]
+    return found
 
 
 def _spoken(text: str, parts: Sequence[CharSpan], edges: Sequence[Block], last: Block) -> list[Block]:
     """The blocks in a line that begins with a name which begins other lines, too, of more than MOST_ASKED with one."""
-    names = {block: name for block in [*edges, last] if (name := _speaker(text, block))}
+    names = {block: name for block in [*edges, last] if (name := _speaker(text, parts, block))}
     if not names:
         return []
     lines = Counter(match[0] for part in parts for match in islice(_SPOKEN.finditer(text, *part), MOST_LINES))
@@ -38,27 +42,27 @@ def _spoken(text: str, parts: Sequence[CharSpan], edges: Sequence[Block], last: 
 
 
 def _heading(text: str, parts: Sequence[CharSpan], edges: Sequence[Block], last: Block) -> list[Block]:
-    """The blocks whose first line alone asks, if SERIES others do so and the last block asks in another form."""
+    """The blocks whose first line alone asks, if SERIES others do so and the last block has another form."""
     found = [block for block in edges if _is_headed(text, block)]
-    is_other = is_labelled(text, last.start, last.end) or not _is_headed(text, last)
-    if not found or not last.asks or not is_other:
+    if not found or (_is_headed(text, last) and not is_labelled(text, last.start, last.end)):
         return []
     headed = sum(_is_headed(text, block) for part in parts for block in blocks_of(text, *part))
     return found if headed >= SERIES + len(found) else []
 
 
 def _quoted(text: str, parts: Sequence[CharSpan], edges: Sequence[Block], last: Block) -> list[Block]:
-    """The blocks whose questions are all quoted, if SERIES other questions are and the last block asks."""
+    """The blocks whose questions are all quoted, if SERIES other questions are."""
     found = [block for block in edges if _asks_quoted(text, block)]
-    if not found or not last.asks or _asks_quoted(text, last):
+    if not found or _asks_quoted(text, last):
         return []
-    quoted = islice((match for part in parts for match in _QUOTED.finditer(text, *part)), SERIES + len(found))
-    return found if len([*quoted]) == SERIES + len(found) else []
+    quoted = sum(1 for part in parts for _ in _QUOTED.finditer(text, *part))
+    return found if quoted >= SERIES + len(found) else []
 
 
-def _speaker(text: str, block: Block) -> str:
-    """The name that begins the line in which a block begins; empty without one."""
-    match = SPEAKER.match(text, text.rfind("\n", 0, block.start) + 1, block.end)
+def _speaker(text: str, parts: Sequence[CharSpan], block: Block) -> str:
+    """The name that begins the line in which a block begins; empty without one. Each part begins a line."""
+    begins = max(start for start, _ in parts if start <= block.start)
+    match = SPEAKER.match(text, max(begins, text.rfind("\n", begins, block.start) + 1), block.end)
     return match[0] if match else ""
 
 

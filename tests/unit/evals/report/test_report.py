@@ -126,6 +126,7 @@ def test_the_first_table_of_the_readme_is_that_of_the_results() -> None:
     results, text = ROOT / "benchmarks" / "results", README.read_text()
     measured = text.split("## Measured")[1]
     assert measured.index(readme.table(results)) == measured.index("what|"), "natural questions, then RULER, then speed"
+    assert readme.heading(results) in measured
     assert readme.losses(results) in " ".join(text.split())
 
 
@@ -148,6 +149,8 @@ def test_a_new_result_changes_what_the_readme_must_say(tmp_path: Path) -> None:
     (tmp_path / "questions-bamboo.json").unlink()
     with pytest.raises(FileNotFoundError):
         readme.table(tmp_path)
+    (tmp_path / "answers-free.json").write_text(json.dumps({"samples": [{"length": 4097}]}))
+    assert readme.heading(tmp_path).endswith("up to 4,097 tokens:")
 
 
 def _published(task: str, length: int, default: float) -> dict:

@@ -96,6 +96,8 @@ def test_what_speakers_of_the_text_ask_is_not_the_task(between, asked):
     tasks = [text[slice(*task)] for task in find_speech(text, [(0, len(text))]).tasks]
     assert tasks[-1] == asked
     assert (len(tasks) == 2) == (asked.startswith("Ben") and between == "\n\n")
+    in_chat = find_speech(f"[INST] {text}", [(len("[INST] "), len("[INST] ") + len(text))])
+    assert len(in_chat.tasks) == len(tasks), "a chat template may begin the line"
 
 
 def test_a_question_inside_the_text_is_no_task_beside_a_labelled_one():
@@ -138,14 +140,14 @@ def test_beside_a_labelled_task_short_lines_of_the_text_are_none():
     assert len(tasks_of(text + asked)) > 1
 
 
-def test_a_sentence_of_a_speaker_is_no_task():
+@pytest.mark.parametrize("asked", ["Summarize what was said about platform 12.", "Platform twelve and its roof"])
+def test_a_sentence_of_a_speaker_is_no_task(asked):
     """The control: the same sentence without the speaker's name."""
-    first = "Anna Lee: Good morning. Can I welcome all members to the meeting? " + "It is long and public. " * 40
+    first = "Anna Lee: Good morning. Can I welcome all members to the meeting? " + "It is long and public. " * 80
     lines = [first, *(f"{who}: We closed platform {n} for works." for n in range(40) for who in ("Anna Lee", "Ben"))]
-    asked = "Summarize what was said about platform 12."
     assert tasks_of("\n".join(lines) + f"\n\n{asked}") == [asked]
     lines[0] = first.removeprefix("Anna Lee: ")
-    assert len(tasks_of("\n".join(lines) + f"\n\n{asked}")) > 1
+    assert tasks_of("\n".join(lines) + f"\n\n{asked}") != [asked]
 
 
 @pytest.mark.parametrize(
