@@ -32,7 +32,6 @@ TOOLS = "One model at a time"
 # Imported only when they are asked for. What stands above this folder is named here alone.
 LAZY: dict[str | None, dict[str, str]] = {
     SERVING: {
-        "top": "cluster.commands.top:top",
         "demo": "demo_models.demo:demo",
         "batch": "cluster.batch.command:batch",
         "mcp": "cluster.commands.mcp:mcp",

@@ -1,7 +1,5 @@
 """The speculator drafts for the target, through Ray Serve; the answers do not change."""
 
-import json
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +12,7 @@ from ray import serve
 
 from cluster.serve.app import APP_NAME
 from demo_models.documents import make_document
-from tests.e2e.conftest import SKIM, Served
+from tests.e2e.conftest import Served
 
 DRAFTED = {"method": "remote", "adaptive": False}
 
@@ -136,25 +134,3 @@ def test_counts_are_prometheus_metrics(client: httpx.Client) -> None:
         "ray_skim_speculator_sessions",
     )
     _await(lambda: all(f"\n{name}{{" in httpx.get(url).text for name in wanted))
-
-
-def test_top_shows_them_without_a_prometheus_server(client: httpx.Client) -> None:
-    def page() -> dict[str, Any]:
-        command = [SKIM, "top", str(client.base_url), "--once", "--json", "--interval", "15"]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert ran.returncode == 0, ran.stderr
-        found: dict[str, Any] = json.loads(ran.stdout)
-        return found
-
-    with ThreadPoolExecutor(1) as pool:
-        page_later = pool.submit(page)
-        while not page_later.done():
-            answer(client, 51, DRAFTED)
-    values = page_later.result()
-    assert values["prompts_per_s"]["speculative"] > 0
-    assert 0 < values["kept_share"] < 0.5
-    assert values["cached_share"] > 0.5, "the same prompt, again and again"
-    assert 0 < values["accepted_share"] <= 1
-    assert values["tokens_per_verification"] > 1
-    assert values["first_token_median_s"]["speculative"] > 0
-    assert values["replicas"] == values["replicas_configured"] == {"router": 1, "speculator": 1, "target": 1}
