@@ -37,7 +37,6 @@ LAZY: dict[str | None, dict[str, str]] = {
         "mcp": "cluster.commands.mcp:mcp",
     },
     TOOLS: {
-        "pairs": "cluster.commands.pairs:pairs",
         "explain": "cluster.commands.explain:explain",
         "select": "cluster.commands.tools:select",
         "bench": "benchmarks.commands:app",
