@@ -2,8 +2,7 @@
 
 The demo models can do one task: read a document in which some sentences state a record, such as
 "The price of the golden kettle is 4821.", and answer one question about one record. This module makes such documents.
-`skim demo` and `examples/train_demo_pair/` both use its words and sentences. Pure Python; a document is a function of
-its seed.
+`skim demo`, the benchmarks and the tests use it. Pure Python; a document is a function of its seed.
 """
 
 import random
