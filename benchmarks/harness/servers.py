@@ -162,13 +162,12 @@ def skim_config(
     dtype: str = "float32",
     cores: Mapping[str, Iterable[int]] | None = None,
     head_profile: Path | None = None,
-    stream_share: float | None = None,
     **decode: Any,
 ) -> DeploymentConfig:
     """The deployment of both models; all other fields have the defaults of `skim serve`.
 
     kv_tokens: tokens that each pool's KV cache holds. speculator_kv_tokens: if the speculator's holds another number.
-    cores: by pool, as in `engine_environment`. head_profile: the speculator's. stream_share: the target's.
+    cores: by pool, as in `engine_environment`. head_profile: the speculator's.
     decode: fields of the section `decode`.
     """
     pools = {
@@ -191,7 +190,6 @@ def skim_config(
             "target": {
                 "model": str(target),
                 "engine_options": {**of_target, **TELL_CACHED},
-                "stream_share": stream_share,
                 **pools["target"],
             },
             "speculator": {"model": str(speculator), "engine_options": of_speculator, **pools["speculator"]},

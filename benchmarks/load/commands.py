@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from benchmarks.commands.lists import numbers, values
+from benchmarks.commands.lists import values
 from benchmarks.commands.output import Files, JsonFile, PlotFile, measure
 from benchmarks.commands.pair_options import (
     AnswerTokens,
@@ -146,7 +146,6 @@ class InterferenceOptions:
         "512,2048,8192"
     )
     rounds: Annotated[int, typer.Option(min=1, help="Number of measured rounds, after one warm-up round.")] = 3
-    shares: Annotated[str, typer.Option(help="Values of target.stream_share, such as 0.5,0.9, beside none.")] = ""
     target_cores: Annotated[str, typer.Option(help="Cores of Skim's target, such as 2,3. Default: all.")] = ""
     speculator_cores: Annotated[str, typer.Option(help="Cores of Skim's speculator. Default: all.")] = ""
     dtype: Dtype = "float32"
@@ -166,8 +165,7 @@ def interference(pair: PairOrRandom, options: InterferenceOptions, files: Files)
     if bool(cores["target_cores"]) != bool(cores["speculator_cores"]):
         raise SkimError("give both --target-cores and --speculator-cores, or neither to let all engines use all cores")
     chunks = _positive(options.chunks, "--chunks") if options.chunks else ()
-    shares = tuple(numbers(options.shares, "--shares", 0.01, 1)) if options.shares else ()
-    own = {**vars(options), **cores, "chunks": chunks, "shares": shares}
+    own = {**vars(options), **cores, "chunks": chunks}
     settings = benchmark.InterferenceSettings(**pair.names(), **own)
     measure(benchmark, lambda report: benchmark.run(settings, report), files.json_file, files.plot_file)
 

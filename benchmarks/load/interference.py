@@ -7,8 +7,6 @@ between two messages of a stream, which is what a client sees: before the cold p
 A time between two messages counts where any part of it lies, so the long pause at the end of a read counts too. Nothing
 is drafted, as prompts are random. The first round, in which the caches are touched for the first time, does not count.
 
-Each value of `target.stream_share` has a deployment of its own, with the same rounds, after those of the other systems.
-
 Cores: Skim's two engines can have cores of their own. A stock server has the cores of both, so both systems compute
 with the same number of cores. Router, Ray, HTTP and this client run on all cores of the machine, beside the engines.
 """
@@ -48,8 +46,8 @@ STREAM_PROMPT = 64
 class InterferenceSettings:
     """streams: decode in each round; prompts: arrive together, of `prompt_tokens` each. before_s: seconds that are
     measured before. chunks: `max_num_batched_tokens` of the stock servers, one server for each. rounds: after the one
-    that does not count. shares: values of `target.stream_share`, beside none. target_cores, speculator_cores: of Skim's
-    engines; empty: all cores for both. shapes: what the models are, for random weights.
+    that does not count. target_cores, speculator_cores: of Skim's engines; empty: all cores for both. shapes: what the
+    models are, for random weights.
     """
 
     target: str
@@ -61,7 +59,6 @@ class InterferenceSettings:
     before_s: float = 5.0
     chunks: tuple[int, ...] = (512, 2048, 8192)
     rounds: int = 3
-    shares: tuple[float, ...] = ()
     target_cores: tuple[int, ...] = ()
     speculator_cores: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -86,23 +83,16 @@ def run(settings: InterferenceSettings, progress: Progress = silent) -> dict[str
     cores = {"target": settings.target_cores, "speculator": settings.speculator_cores}
     both = sorted({*settings.target_cores, *settings.speculator_cores})
     target, dtype = Path(local_folder(settings.target, weights=True)), settings.dtype
-    rounds: list[dict[str, dict[str, Any]]] = [{} for _ in range(settings.rounds)]
-    for share in (None, *settings.shares):
-        with ExitStack() as stack:
-            urls = {}
-            for chunk in settings.chunks if share is None else ():
-                progress(f"starting stock vLLM with chunks of {chunk}", 0.0)
-                server = stock_server(target, longest, held, dtype=dtype, chunk_tokens=chunk, cores=both)
-                urls[f"stock {chunk}"] = stack.enter_context(server)
-            name = "skim" if share is None else f"skim {share:g}"
-            progress(f"starting {name}", 0.0)
-            config = skim_config(
-                target, Path(settings.speculator), longest, held,
-                dtype=dtype, cores=cores, stream_share=share, method="none",
-            )  # fmt: skip
-            urls[name] = stack.enter_context(deployed(config, progress=lambda line: None))
-            found = asyncio.run(measured_rounds(settings, urls, progress))
-        rounds = [{**before, **measured} for before, measured in zip(rounds, found, strict=True)]
+    with ExitStack() as stack:
+        urls = {}
+        for chunk in settings.chunks:
+            progress(f"starting stock vLLM with chunks of {chunk}", 0.0)
+            server = stock_server(target, longest, held, dtype=dtype, chunk_tokens=chunk, cores=both)
+            urls[f"stock {chunk}"] = stack.enter_context(server)
+        progress("starting skim", 0.0)
+        config = skim_config(target, Path(settings.speculator), longest, held, dtype=dtype, cores=cores, method="none")
+        urls["skim"] = stack.enter_context(deployed(config, progress=lambda line: None))
+        rounds = asyncio.run(measured_rounds(settings, urls, progress))
     names = {"target": public_name(settings.target), "speculator": public_name(settings.speculator)}
     return {"machine": began, "settings": asdict(settings) | names, "rows": summary(rounds)}
 
@@ -249,13 +239,12 @@ def describe(result: dict[str, Any]) -> str:
         own = [len(settings[f"{pool}_cores"]) for pool in ("target", "speculator")]
         total = len({*settings["target_cores"], *settings["speculator_cores"]})
         cores = f"Cores: {own[0]} for Skim's target, {own[1]} for its speculator, {total} for a stock server."
-    promises = "A number after *skim* is its `target.stream_share`. " if settings.get("shares") else ""
     shares = ", ".join(f"{row['system']} {in_words(row['share'])}" for row in result["rows"])
     return (
         f"Target and speculator{models} in {settings['dtype']}: {settings['streams']} stream(s) decode while "
         f"{settings['prompts']} cold prompts of {settings['prompt_tokens']} tokens arrive together, keep rate "
         f"{settings['keep_rate']}, nothing drafted; {settings['rounds']} rounds. Stock vLLM reads in chunks of the "
-        f"given size. {promises}{cores} Router, Ray, HTTP and the client run on the same machine. Tokens per second of "
+        f"given size. {cores} Router, Ray, HTTP and the client run on the same machine. Tokens per second of "
         f"a stream while the prompts are read, divided by those before: {shares}."
     )
 

@@ -260,23 +260,6 @@ class TargetConfig(PoolConfig):
         description="unified: one pool prefills and decodes; split: the pool `prefill` prefills and sends KV blocks",
     )
     prefill: PrefillConfig | None = Field(None, description="the pool that prefills for a split target")
-    stream_share: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        allow_inf_nan=False,
-        description="share of their speed that running answers keep while prompts are read (docs/options.md); null: no "
-        "promise",
-    )
-
-    @model_validator(mode="after")
-    def _steps_that_can_be_bounded(self) -> Self:
-        if self.stream_share is not None and self.engine != "vllm":
-            raise ValueError(
-                f"stream_share bounds the steps of vLLM, and engine is {self.engine}: remove stream_share, or set"
-                " engine to vllm"
-            )
-        return self
 
     @property
     def options_of_engine(self) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def build_app(config: DeploymentConfig) -> Application:
     sizes = sizes_of(config)
     pool = _pool("speculator", SpeculatorActor, config.speculator, sizes)
     traces = config.observability.traces.model_dump() if config.observability.traces else None
-    settings = _replica(config.speculator, traces, **_promise(config, config.speculator))
+    settings = _replica(config.speculator, traces)
     speculator = _bind(pool, settings, channel, reads_for=config.target.model)
     role: dict[str, Any] = {}
     prefill: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def build_app(config: DeploymentConfig) -> Application:
     target = None
     if "target" in config.pools:
         pool = _pool("target", TargetActor, config.target, sizes)
-        options = {**_decoding(config), **_promise(config, config.target), **role}
+        options = {**_decoding(config), **role}
         target = _bind(pool, _replica(config.target, traces, **options))
     router = serve.deployment(router_ingress(), name="router").options(
         **sizes["router"],
@@ -233,12 +233,6 @@ def _replica(pool: PoolConfig, traces: Mapping[str, Any] | None, **options: Any)
         traces=traces,
     )
     return settings.model_dump(exclude_defaults=True)
-
-
-def _promise(config: DeploymentConfig, pool: PoolConfig) -> dict[str, Any]:
-    """The option `stream_share` of the engines of `pool`; none where it is not set, or for another engine than vLLM."""
-    share = config.target.stream_share
-    return {} if share is None or pool.engine != "vllm" else {"stream_share": share}
 
 
 def _decoding(config: DeploymentConfig) -> dict[str, Any]:

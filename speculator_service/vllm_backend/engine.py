@@ -37,7 +37,6 @@ from speculator_service.vllm_backend.score_arguments import ScoreArguments, prof
 from speculator_service.vllm_backend.sessions import DraftOptions, EngineSession, EngineSessionTable
 from speculator_service.vllm_backend.start import engine_length, start_engine
 from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens
-from vllm_hooks.machine_flags import with_stream_share
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +62,11 @@ class VllmSpeculator(SpeculatorEngine):
         *,
         tensor_parallel: int = 1,
         head_profile: str | None = None,
-        stream_share: float | None = None,
         **engine_options: Any,
     ) -> None:
         """engine_options: as in vLLM (dtype, max_model_len, max_num_batched_tokens, gpu_memory_utilization, ...).
 
         head_profile: the file of the model's head profile (`scoring.heads`); None: the one that is known, if any.
-        stream_share: the target's (`scheduler.time_slicing`).
         Raises ModelError for a folder that cannot be a speculator, before any process starts, and SkimError for a wrong
         profile or if the engine does not start.
         """
@@ -85,7 +82,7 @@ class VllmSpeculator(SpeculatorEngine):
             local_folder(model, weights=True),
             engine_length(model, info.max_model_len, info.max_position),
             tensor_parallel,
-            {**engine_options, **with_stream_share(engine_options, stream_share)},
+            engine_options,
         )
         config = self._engine.model_config
         cached = cache_tokens(self._engine.vllm_config)

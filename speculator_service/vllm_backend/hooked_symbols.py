@@ -71,7 +71,7 @@ HOOKS = (
         what="gang scheduling and time slicing",
         how=(
             "vLLM: scheduler mixins delay drafting rounds until all that were sent together have arrived; prompts"
-            " take turns with drafts, and wait for a target of the same machine that owes time to its streams"
+            " take turns with drafts"
         ),
         until=(
             "vLLM's scheduler waits for requests that belong together, and shares steps between a long prefill and"

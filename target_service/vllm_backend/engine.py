@@ -35,7 +35,6 @@ from target_service.vllm_backend.speculation.methods import TargetSamplingParams
 from target_service.vllm_backend.start import find_stat_logger, start_engine
 from vllm_hooks.adapters import adapters_of, load_adapters, lora_options
 from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens
-from vllm_hooks.machine_flags import with_stream_share
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +54,9 @@ class VllmTarget(TargetEngine):
     mapping). kv_role: the half of a split target; KV blocks move from `prefill` to `decode`. None for a whole target.
     kv_host: the address of this node, where the other half finds the blocks. approximate_positions: accept a model with
     linear-attention or state-space layers. They read the kept tokens as one compact text, so only the attention layers
-    see the original positions. stream_share: of their speed, what running answers keep while prompts are read
-    (`target_service.vllm_backend.stream_share`); None: no promise. lora_modules: `vllm_hooks.adapters.adapters_of`.
-    stat_loggers: dotted names of classes that receive vLLM's own statistics
-    (vllm.v1.metrics.loggers.StatLoggerBase). engine_options: fields of vllm.engine.arg_utils.AsyncEngineArgs, such as
-    max_model_len, dtype, enforce_eager.
+    see the original positions. lora_modules: `vllm_hooks.adapters.adapters_of`. stat_loggers: dotted names of classes
+    that receive vLLM's own statistics (vllm.v1.metrics.loggers.StatLoggerBase). engine_options: fields of
+    vllm.engine.arg_utils.AsyncEngineArgs, such as max_model_len, dtype, enforce_eager.
 
     Sliding-window layers count kept tokens. So the window reaches further back than in a dense prompt.
     Raises ModelError for a folder or model that cannot be used, SkimError if the engine does not start.
@@ -80,7 +77,6 @@ class VllmTarget(TargetEngine):
         kv_role: KvRole | None = None,
         kv_host: str = "127.0.0.1",
         approximate_positions: bool = False,
-        stream_share: float | None = None,
         lora_modules: Sequence[str | Mapping[str, Any]] = (),
         stat_loggers: Sequence[str] = (),
         **engine_options: Any,
@@ -97,7 +93,6 @@ class VllmTarget(TargetEngine):
         engine_options |= speculation_options(self.decode, draft_model, draft_channel, engine_options)
         self._kv_role = kv_role
         engine_options |= connector_options(kv_role, engine_options)
-        engine_options |= with_stream_share(engine_options, stream_share)
         self._adapters = adapters_of(lora_modules)
         engine_options |= lora_options(self._adapters, engine_options)
         folder = local_folder(model, weights=True)

@@ -14,10 +14,9 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.info import longrope_original
 from skim_common.symbols import Hook
-from target_service.vllm_backend import continued_answers, logits_processors, shrinking, stream_share
+from target_service.vllm_backend import continued_answers, logits_processors, shrinking
 from target_service.vllm_backend.speculation import decode_graphs, draft_probs, remote_config
 from target_service.vllm_backend.speculation.remote_config import remote_drafts_config
-from target_service.vllm_backend.stream_share import check_chunks
 from vllm_hooks.engine import check_options, engine_config, start
 
 NEEDS_A_GPU = ("ngram_gpu", "dspark")
@@ -87,11 +86,10 @@ def start_engine(
         )
     _check_model(model, config.model_config)
     _check_compact_layers(model, config.model_config, approximate_positions)
-    check_chunks(config)
     scheduler = config.scheduler_config
     scheduler.scheduler_cls = async_scheduler_cls if scheduler.async_scheduling else scheduler_cls
     failure = f"the target engine did not start with {model}"
-    hooks = [HOOK, continued_answers.HOOK, logits_processors.HOOK, shrinking.HOOK, stream_share.HOOK]
+    hooks = [HOOK, continued_answers.HOOK, logits_processors.HOOK, shrinking.HOOK]
     if remote:
         hooks += [remote_config.HOOK, decode_graphs.HOOK, draft_probs.HOOK]
     return start(config, failure, hooks, stat_loggers=list(stat_loggers) or None)

@@ -2,9 +2,6 @@
 
 vLLM fills each step with the running prompts. So a draft would wait until they are computed, or each of its steps would
 take as long as a chunk of a prompt. A target waits for a few hundred milliseconds at most.
-
-With a stream share above a half, drafts get that share. Prompts wait, too, while a target of the same machine owes time
-to its streams (`vllm_hooks.machine_flags`), as it does if they share cores or a GPU.
 """
 
 import time
@@ -16,59 +13,33 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from speculator_service.vllm_backend.scheduler.prompt_limit import PromptLimit
-from vllm_hooks.machine_flags import OWED, READING, STREAM_SHARE, MachineFlags
 
 DRAFT_ARG = "skim_draft"
 """Key in `SamplingParams.extra_args` of a drafting round: (id, size) of its gang, see `gang`."""
-LEAST_SHARE = 0.5
-"""Of the time, for drafts while prompts are read."""
-LONGEST_HOLD_S = 4.0
-"""Between two steps that read, while a target owes time."""
 
 
 class TimeSlices:
     """After a step with prompts, drafts get time for themselves."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter, share: float = LEAST_SHARE) -> None:
-        """clock: seconds. share: of the time, for drafts; 1: all of it."""
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """clock: seconds."""
         self._clock = clock
-        self._factor = share / max(1 - share, 1e-6)
         self._began = clock()
         self._left = 0.0
         self._alone, self._read = False, False
 
-    def begin(self, *, drafts: bool, prompts: bool, held: bool = False) -> bool:
-        """Call it when a step begins. held: prompts wait. Returns whether this step runs drafts without prompts."""
+    def begin(self, *, drafts: bool, prompts: bool) -> bool:
+        """Call it when a step begins. Returns whether this step runs drafts without prompts."""
         now = self._clock()
         took, self._began = now - self._began, now
-        self._left = self._left - took if self._alone else took * self._factor * self._read
-        self._alone = prompts and (held or (drafts and self._left > 0))
+        self._left = self._left - took if self._alone else took * self._read
+        self._alone = prompts and drafts and self._left > 0
         self._read = prompts and not self._alone
         return self._alone
 
     def give_up(self) -> None:
         """The drafts could not use their time."""
         self._left = 0.0
-
-
-class StreamHold:
-    """Holds prompts back while a target of this machine owes time to its streams, but never for long.
-
-    clock: seconds.
-    """
-
-    def __init__(self, flags: MachineFlags, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._flags, self._clock = flags, clock
-        self._since: float | None = None
-
-    def begin(self, *, prompts: bool) -> bool:
-        """Call it when a step begins. prompts: whether there are any. Returns whether they wait."""
-        now = self._clock()
-        since = now if self._since is None else self._since
-        held = prompts and now - since < LONGEST_HOLD_S and self._flags.seen(OWED)
-        self._since = since if held else None
-        self._flags.hold(READING, prompts and not held)
-        return held
 
 
 class TimeSlicingScheduler(Scheduler):
@@ -79,10 +50,8 @@ class TimeSlicingScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        share = (self.vllm_config.additional_config or {}).get(STREAM_SHARE)
-        self.time_slices = TimeSlices(share=max(share or 0.0, LEAST_SHARE))
+        self.time_slices = TimeSlices()
         self.prompt_limit = PromptLimit()
-        self._stream_hold = None if share is None else StreamHold(MachineFlags())
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         reading = [request for request in self.running if request.is_prefill_chunk]
@@ -91,9 +60,8 @@ class TimeSlicingScheduler(Scheduler):
             draft_argument(request) and not request.is_prefill_chunk for request in self.running
         )
         prompts = bool(reading or waiting)
-        held = self._stream_hold is not None and self._stream_hold.begin(prompts=prompts)
-        self.prompt_limit.begin(drafts=drafts or held, prompts=prompts)
-        if not self.time_slices.begin(drafts=drafts, prompts=prompts, held=held):
+        self.prompt_limit.begin(drafts=drafts, prompts=prompts)
+        if not self.time_slices.begin(drafts=drafts, prompts=prompts):
             return self._schedule_prompts(*args, **kwargs) if prompts else super().schedule(*args, **kwargs)
         self.running = [request for request in self.running if not request.is_prefill_chunk]
         self.waiting.remove_requests(waiting)

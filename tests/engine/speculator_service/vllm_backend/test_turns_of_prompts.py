@@ -8,7 +8,7 @@ import pytest
 from kv_transfer.options import SelectionOptions
 from speculator_service.engine import ScoreRequest
 from speculator_service.vllm_backend.scheduler.prompt_limit import PromptLimit
-from speculator_service.vllm_backend.scheduler.time_slicing import StreamHold, TimeSlices
+from speculator_service.vllm_backend.scheduler.time_slicing import TimeSlices
 from tests.engine.speculator_service.vllm_backend.simulated_speculator import SLOTS, simulated_speculators
 
 
@@ -79,32 +79,4 @@ async def test_a_prompt_is_read_in_steps_that_the_limit_allows(start):
     await engine.score(ScoreRequest("q", prompt[::-1].copy(), SelectionOptions(look_ahead=1)))
     assert steps < 1000 / 64 <= simulated.steps - steps
     assert simulated.scheduler.max_num_scheduled_tokens > 64
-    engine.close()
-
-
-class OfAnother:
-    """As MachineFlags: a target owes time for so many steps. Counts what the engine reads meanwhile."""
-
-    def __init__(self, engine, steps):
-        self.engine, self.left, self.read = engine, steps, 0
-
-    def seen(self, flag):
-        self.left -= 1
-        if self.left == 0:
-            self.read = self.engine.tokens_read
-        return self.left > 0
-
-    def hold(self, flag, held):
-        pass
-
-
-async def test_a_prompt_waits_while_a_target_of_the_machine_owes_time(start):
-    engine = start()
-    simulated = engine._engine
-    flags = OfAnother(simulated, steps=50)
-    simulated.scheduler._stream_hold = StreamHold(flags, lambda: 0.0)
-    prompt = np.random.default_rng(0).integers(16, 1016, 1000).astype(np.int32)
-    await engine.score(ScoreRequest("p", prompt, SelectionOptions(look_ahead=1)))
-    assert simulated.tokens_read >= 1000, "it is read in the end"
-    assert (flags.left <= 0, flags.read) == (True, 0), "nothing was read before"
     engine.close()

@@ -137,14 +137,6 @@ def test_shares_are_formed_within_a_round():
     assert "All engines have all cores." in describe(everywhere)
 
 
-def test_promises_are_rows_beside_skim_without_one():
-    measured = [{**found, "skim 0.9": found["skim"]} for found in rounds()]
-    assert [row["system"] for row in summary(measured)] == ["skim", "skim 0.9", "stock 512"]
-    promised = {**result(), "settings": vars(SETTINGS) | {"shares": [0.9]}}
-    assert "A number after *skim* is its `target.stream_share`." in describe(promised)
-    assert "stream_share" not in describe(result())
-
-
 def test_the_plot_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     interference.plot(result(), tmp_path / "plot.png")

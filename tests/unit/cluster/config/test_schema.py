@@ -209,12 +209,6 @@ def test_numbers_are_fine_as_environment_variables(write):
         ("target: {model: big, tensor_parallel: 0}\nspeculator: {model: s}", "target.tensor_parallel: should be gr"),
         ("target: {model: big, replicas: 0}\nspeculator: {model: s}", "target.replicas: should be greater than or"),
         ("target: {model: big, engine: tgi}\nspeculator: {model: s}", "target.engine: must be vllm, lexical, mock"),
-        ("target: {model: b, stream_share: 0}\nspeculator: {model: s}", "target.stream_share: "),
-        ("target: {model: b, stream_share: 1.1}\nspeculator: {model: s}", "target.stream_share: "),
-        (
-            "target: {model: b, stream_share: 0.5, engine: mock}\nspeculator: {model: s}",
-            "target: stream_share bounds the steps of vLLM, and engine is mock: remove stream_share",
-        ),
         (
             "target: {model: big, engine: transformers}\nspeculator: {model: s}",
             "target.engine: cannot be transformers: vLLM",

@@ -193,18 +193,6 @@ def test_a_speculator_is_told_the_target_that_it_reads_for():
     assert "reads_for" not in target.init_kwargs
 
 
-@pytest.mark.parametrize(("engine", "told"), [("vllm", {"stream_share": 0.7}), ("mock", {})])
-def test_the_promise_to_streams_goes_to_both_pools_of_vllm(engine, told):
-    settings = {"speculator": {"model": "/small", "engine": engine}, "target": {"model": "/big", "stream_share": 0.7}}
-    _, speculator, target = deployments(build_app(config_from_settings(settings)))
-    assert speculator.init_args[0].get("options", {}) == told
-    assert target.init_args[0]["options"]["stream_share"] == 0.7
-    del settings["target"]["stream_share"]
-    _, speculator, target = deployments(build_app(config_from_settings(settings)))
-    assert "options" not in speculator.init_args[0]
-    assert "stream_share" not in target.init_args[0]["options"]
-
-
 LARGE = {
     "model": "/big",
     "tensor_parallel": 6,
