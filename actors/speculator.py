@@ -8,13 +8,11 @@ import ray
 from actors.error_replies import reply_to_failure
 from actors.observability.draft_spans import DraftSpans
 from actors.observability.pool_spans import SELECT, note_select_parts, note_selection
-from actors.peers import ServePeers
 from actors.pool_actor import PoolActor
 from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.draft_channel.tls import CertificateFiles, Tls
 from kv_transfer.drafts import DraftRequest
-from kv_transfer.messages import ACCEPTED, SelectRequest
-from kv_transfer.windows import WindowsRequest
+from kv_transfer.messages import SelectRequest
 from kv_transfer.wire.codec import decode, encode
 from skim_common.deadline import Deadline
 from speculator_service.drafting.begin import begin_drafts
@@ -60,7 +58,7 @@ class SpeculatorActor(PoolActor):
         if channel is not None:
             self._drafts = DraftService(self._engine, on_end=self._drafted)
         address = await self._serve_drafts(channel) if channel is not None else None
-        self._service = SpeculatorService(self._engine, address, peers=ServePeers())
+        self._service = SpeculatorService(self._engine, address)
         self._started("speculator", own)
 
     async def _serve_drafts(self, channel: Mapping[str, Any]) -> str:
@@ -99,24 +97,6 @@ class SpeculatorActor(PoolActor):
             if selection.kept.session is not None:
                 self._draft_spans.begin(selection.kept.session.id, envelope.trace)
             return encode(selection)
-        except Exception as error:
-            await self._watch.check()
-            return reply_to_failure(error, "speculator")
-
-    async def read_windows(self, payload: bytes) -> AsyncGenerator[bytes, None]:
-        """Takes a WindowsRequest of another replica. Yields ACCEPTED, then one WindowScores or error, encoded.
-
-        Cancelling aborts it in the engine.
-        """
-        yield ACCEPTED
-        yield await self._read_windows(payload)
-
-    async def _read_windows(self, payload: bytes) -> bytes:
-        try:
-            request = decode(payload, WindowsRequest)
-            with self._work.request(int(request.token_ids.size)):
-                async with Deadline.after(request.timeout_ms).limit():
-                    return encode(await self._service.read_windows(request))
         except Exception as error:
             await self._watch.check()
             return reply_to_failure(error, "speculator")

@@ -1,7 +1,6 @@
-"""Windows: which parts of a prompt a speculator reads as short prompts of their own, and the messages between replicas.
+"""Windows: which parts of a prompt a speculator reads as short prompts of their own.
 
-Router and speculator find the same plan, because it depends on the prompt's spans and options alone. The messages are
-frozen data classes, as in `kv_transfer.messages`.
+Router and speculator find the same plan, because it depends on the prompt's spans and options alone.
 """
 
 import math
@@ -11,10 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array
-from kv_transfer.layout import Frame, TextLayout
+from kv_transfer.arrays import Int32Array
+from kv_transfer.layout import TextLayout
 from kv_transfer.messages import SelectRequest
-from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import spans_of
 from skim_common.models.info import ModelInfo
 
@@ -140,47 +138,3 @@ def decided(request: SelectRequest, info: ModelInfo) -> SelectRequest:
         most = int(room / (WHOLE + 1 / QUESTION_SHARE))
         options = options.model_copy(update={"window_tokens": max(1, min(options.window_tokens, most))})
     return replace(request, options=options)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WindowsRequest:
-    """Read these windows of a prompt.
-
-    model: `ModelInfo.path` of the speculator that asks; the scores of another model cannot be compared.
-    token_ids: int32 [T], the tokens of all windows, one window after another. ends: int32 [W], where each window ends
-    in token_ids. questions: int32 [N], the tokens of the questions that are read after each window, one after another.
-    question_ends: int32 [Q], where each ends in questions. frame: what stands around a window. cache_salt, timeout_ms:
-    as in SelectRequest and its Envelope. heads: `ModelInfo.heads` of the speculator that asks; the scores of other
-    heads cannot be compared.
-    """
-
-    request_id: str
-    model: str
-    token_ids: Int32Array
-    ends: Int32Array
-    questions: Int32Array
-    question_ends: Int32Array
-    frame: Frame
-    options: SelectionOptions
-    cache_salt: str | None = None
-    timeout_ms: float | None = None
-    heads: str = ""
-
-    def __post_init__(self) -> None:
-        parts = ("windows", self.token_ids, self.ends), ("questions", self.questions, self.question_ends)
-        for name, tokens, ends in parts:
-            edges = [0, *ends.tolist()]
-            if tokens.ndim != 1 or edges[-1] != tokens.size or sorted(set(edges)) != edges:
-                raise ValueError(f"the {name} must divide the {tokens.size} tokens, not end at {edges[1:]}")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WindowScores:
-    """The scores of the windows. importance: float32 [T], as in Scores, token by token of the request.
-
-    queue_ms: the shortest wait of a window in the engine's queue. cached_tokens: as in Scores, of all windows.
-    """
-
-    importance: Float32Array
-    queue_ms: float = 0.0
-    cached_tokens: int = 0

@@ -11,18 +11,15 @@ from skim_common.errors import SkimError
 from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.lexical_engine import score_lexically
 from speculator_service.reading.again import read_again
-from speculator_service.reading.peers import Peers
 from speculator_service.reading.read import read_in_windows, reads_in_windows
 from speculator_service.scoring.lexical import with_lexical
 from speculator_service.scoring.passages import Masses, passage_importance
 
 
-async def scores_of(
-    engine: SpeculatorEngine, request: SelectRequest, *, keep_session: bool = False, peers: Peers | None = None
-) -> Scores:
+async def scores_of(engine: SpeculatorEngine, request: SelectRequest, *, keep_session: bool = False) -> Scores:
     """The scores of the prompt [M] by the request's options.
 
-    keep_session: as in `SpeculatorEngine.score`. peers: read a part of the windows, if the prompt is read in windows.
+    keep_session: as in `SpeculatorEngine.score`.
 
     BM25 is in the sum if the options say so and the question is known. Retrieval heads are summed with it by passages.
     Raises as `SpeculatorEngine.score`, and SkimError for scores that do not fit the prompt.
@@ -35,7 +32,7 @@ async def scores_of(
     # A worker thread looks the words up while the engine reads.
     lexical = asyncio.create_task(asyncio.to_thread(score_lexically, request)) if adds_lexical else None
     if reads_in_windows(engine, request):
-        scores = await read_in_windows(engine, request, peers)
+        scores = await read_in_windows(engine, request)
     else:
         scores = await engine.score(
             ScoreRequest(

@@ -11,18 +11,15 @@ import torch
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import UNDRAFTED
-from kv_transfer.limits.speculator import check_ids, check_request
+from kv_transfer.limits.speculator import check_request
 from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import AUTO
 from kv_transfer.spans import mask_of
-from kv_transfer.windows import WindowScores, WindowsRequest, decided
-from skim_common.errors import SkimError
+from kv_transfer.windows import decided
 from skim_common.models.info import ModelInfo
 from speculator_service.engine import Scores, SpeculatorEngine
 from speculator_service.known_scores import known_scores, scored_part
-from speculator_service.reading.peers import Peers
 from speculator_service.reading.read import reads_in_windows
-from speculator_service.reading.windows import read_windows
 from speculator_service.records import MAX_TOKENS, Record, RecordMatch, Records
 from speculator_service.request_scores import scores_of
 from speculator_service.scoring.extension import Extended, KnownPrefix, Prompt, extend
@@ -58,18 +55,15 @@ class SpeculatorService:
         address: str | None = None,
         *,
         records: Records | None = None,
-        peers: Peers | None = None,
     ) -> None:
         """address: host:port of this replica's draft channel. With it, requests with decode options keep a session.
 
         An engine without `supports_drafts` keeps none. Its answers are drafted by their look-ahead tokens only.
-        records: by default its own, as many as the engine's prefix cache has room for. peers: the other replicas, which
-        read a part of the windows.
+        records: by default its own, as many as the engine's prefix cache has room for.
         """
         self.engine = engine
         self.address = address if engine.supports_drafts else None
         self.records = Records(engine.info.cache_tokens or MAX_TOKENS) if records is None else records
-        self._peers = peers
         self._counts = RecordCounts()
         self._freeing: set[asyncio.Task[None]] = set()
 
@@ -93,18 +87,6 @@ class SpeculatorService:
             if context:
                 self._free(request.request_id)
             raise
-
-    async def read_windows(self, request: WindowsRequest) -> WindowScores:
-        """Read windows for another replica. Cancelling this call ends the read. Raises SkimError."""
-        if request.model != self.info.path or not self.info.has_head_profile:
-            raise SkimError("this replica has another speculator, whose scores cannot be compared")
-        if request.heads != self.info.heads:
-            raise SkimError(
-                "this replica scores by other heads, whose scores cannot be compared; give all replicas one profile"
-                " (speculator.engine_options: head_profile)"
-            )
-        check_ids(request.token_ids, self.info.vocab_size)
-        return await read_windows(self.engine, request)
 
     def draft_context(self, request: SelectRequest) -> str | None:
         """What a drafting session of this request reads, as `DecodeOptions.draft_context`; None: there is no session.
@@ -140,7 +122,7 @@ class SpeculatorService:
         if (known := self._known(request, context)) is not None:
             request, scores = known
         else:
-            scores = await scores_of(self.engine, request, keep_session=context == "full", peers=self._peers)
+            scores = await scores_of(self.engine, request, keep_session=context == "full")
         start = time.perf_counter()
         if request.options.selector == "lexical":  # a router that falls back to it serves others at the same time
             fresh = await asyncio.to_thread(_fresh_selection, request, scores)

@@ -14,14 +14,13 @@ from pydantic import ValidationError
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from kv_transfer.windows import WindowScores, WindowsRequest
 from kv_transfer.wire.arrays import decode_array, encode_array
 from kv_transfer.wire.draft_columns import ReplyColumns, RequestColumns
 from skim_common.errors import SkimError, WireError, error_of_kind
 from skim_common.models.info import ModelInfo
 from skim_common.validation import sentence
 
-VERSION = 8
+VERSION = 9
 MAX_MESSAGE_BYTES = 32 * 2**20
 
 _HEADER = struct.Struct("<4sBB")
@@ -35,7 +34,7 @@ class ErrorMessage(msgspec.Struct):
     message: str
 
 
-# A number is never reused for another message; 11 was one.
+# A number is never reused for another message; 11 to 13 were some.
 _NUMBERS: dict[type, int] = {
     ErrorMessage: 0,
     SelectRequest: 1,
@@ -48,8 +47,6 @@ _NUMBERS: dict[type, int] = {
     SelectionOptions: 8,
     DraftRequest: 9,
     DraftReply: 10,
-    WindowsRequest: 12,
-    WindowScores: 13,
 }
 _TYPES = {number: cls for cls, number in _NUMBERS.items()}
 
@@ -60,7 +57,7 @@ Message = TypeVar("Message")
 
 
 def encode(message: Any) -> bytes:
-    """Encode a message of `messages.py`, `drafts.py` or `windows.py`.
+    """Encode a message of `messages.py` or `drafts.py`.
 
     Raises WireError if it cannot be encoded or is too large.
     """

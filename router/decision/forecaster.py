@@ -41,7 +41,6 @@ class Forecaster:
         self.windows, self.lexical = PoolTime(clock), PoolTime(clock)
         self.caches = TargetCaches()
         self.read, self.read_in_windows = CacheLedger(), CacheLedger()
-        self._replicas = 1.0  # of the speculator
         self.turns = LaterTurns()
         self._shares, self.kinds, self._scored = KeptShares(), Kinds(), ScoredTexts()
 
@@ -53,7 +52,7 @@ class Forecaster:
     def know(self, pool: str, model: ModelInfo, replicas: float) -> None:
         """What a replica of `speculator` or `target` tells of itself. replicas: of the pool, per router."""
         if pool == "speculator":
-            self.speculator.cost, self._replicas = model.read_cost, replicas
+            self.speculator.cost = model.read_cost
             self.windows.cost = ReadCost(model.read_cost.linear)  # their attention does not grow with the prompt
             if model.cache_tokens:
                 self.read.capacity = self.read_in_windows.capacity = replicas * model.cache_tokens
@@ -193,7 +192,7 @@ class Forecaster:
         size, cached = int(forecast.ids.size), selection.cached_tokens
         lexical = options.selector == "lexical"
         windows = None if lexical else forecast.windows  # lexical perhaps as a fallback
-        read = windows.read(size, cached, self._replicas) if windows else Read.of(size, cached)
+        read = windows.read(size, cached) if windows else Read.of(size, cached)
         took = sum(selection.timings.values()) - queue
         is_read = windows is None or "speculate" in selection.timings
         if is_read:
@@ -287,7 +286,7 @@ class Forecaster:
         """What the selector computes of a prompt of `size` tokens if it has the first `known` ones cached."""
         if windows is None:
             return Read.of(size, known)
-        return windows.read(size, windows.known(size, known), self._replicas)
+        return windows.read(size, windows.known(size, known))
 
     def _read_ledger(self, windows: WindowReads | None) -> CacheLedger:
         """The prefixes that the speculator has cached in this form."""

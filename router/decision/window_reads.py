@@ -1,13 +1,12 @@
 """What a speculator computes of a prompt that it reads in windows (`kv_transfer.windows.WindowPlan`). Pure.
 
     tokens = prompt - outside - cached + windows * (question + frame)
-    read   = tokens / min(replicas, windows) + again
+    read   = tokens + again
 
-`again` is the second read (`WindowPlan.tokens_again`), with its question and frame, on one replica. It is never cached.
+`again` is the second read (`WindowPlan.tokens_again`), with its question and frame. It is never cached.
 
-Each window is a prompt of its own, so attention does not grow with the prompt: the time is linear in `read`. The
-replicas of the pool read at the same time. Protected tokens stand in no window, but for those between two texts that
-share one.
+Each window is a prompt of its own, so attention does not grow with the prompt: the time is linear in `read`.
+Protected tokens stand in no window, but for those between two texts that share one.
 """
 
 from dataclasses import dataclass
@@ -54,12 +53,12 @@ class WindowReads:
         return max(0, known - self.protected) + (self.count(size) - 1) * (self.head - self.head % BLOCK)
 
     def tokens(self, size: int, cached: float) -> float:
-        """The tokens that the pool computes of a prompt of `size` tokens. cached: tokens that windows had cached."""
+        """The tokens that the windows compute of a prompt of `size` tokens. cached: tokens that windows had cached."""
         return max(1.0, size - self.protected - cached + self.count(size) * self.around)
 
-    def read(self, size: int, cached: float, replicas: float) -> Read:
-        """What each replica computes. cached: as in `tokens`. replicas: of the pool, per router."""
-        return Read.of(self.tokens(size, cached) / min(replicas, self.count(size)) + self.tokens_again(size))
+    def read(self, size: int, cached: float) -> Read:
+        """All that is computed. cached: as in `tokens`."""
+        return Read.of(self.tokens(size, cached) + self.tokens_again(size))
 
     def tokens_again(self, size: int) -> float:
         """The tokens of the second read of a prompt of `size` tokens; 0 without one."""

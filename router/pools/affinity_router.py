@@ -13,9 +13,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from actors.observability.meter import Meter
 from actors.observability.metrics import RayMeter
-from actors.peers import AT, note_serving
-from kv_transfer.rendezvous import ranked
-from router.pools.prefix_affinity import preferred
+from router.pools.prefix_affinity import preferred, ranked
 
 PLACES = 65536
 """Latest calls whose replicas are remembered."""
@@ -39,11 +37,6 @@ class AffinityRouter(RequestRouter):
         self._meter: Meter = RayMeter()
         self._places: FIFOCache[str, ReplicaID] = FIFOCache(PLACES)
 
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Serve calls this with the replicas that serve."""
-        super().update_replicas(replicas)
-        note_serving(self.curr_replicas)
-
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
@@ -58,9 +51,6 @@ class AffinityRouter(RequestRouter):
         if key == "@":
             placed = self.curr_replicas.get(self._places.get(request_id))
             return [[placed]] if placed is not None else [candidate_replicas]
-        if key == AT:
-            named = [one for one in candidate_replicas if one.replica_id.unique_id == request_id]
-            return [named or candidate_replicas]
         if key:
             return self._by_prefix(key, candidate_replicas)
         return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
@@ -85,14 +75,14 @@ class AffinityRouter(RequestRouter):
         """
         replica = await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
         key, named, request_id = pending_request.metadata.session_id.partition("/")
-        if named and key not in ("@", AT):
+        if named and key != "@":
             self._places[request_id] = replica.replica_id
         return replica
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Serve calls this when a replica has accepted a call."""
         key, named, _ = pending_request.metadata.session_id.partition("/")
-        if not named or key in ("", "@", AT):
+        if not named or key in ("", "@"):
             return
         home = ranked(key, list(self.curr_replicas))[:1] == [replica_id]
         outcome = "home" if home else "spilled"

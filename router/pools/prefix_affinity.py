@@ -10,22 +10,26 @@ Therefore a router remembers the prefixes that it has seen. A prefix of d tokens
 different prompts continued it by d tokens or more; the key then goes `WINDOW` past the longest shared prefix. Routers
 learn this one by one, each from its own requests.
 
-**The replica.** Every router ranks the replicas by a hash of key and replica (`kv_transfer.rendezvous`). The first one
-takes the request unless it runs many more requests than the average (consistent hashing with bounded loads, Mirrokni et
-al. 2016). Then the next one takes it, so that a popular prefix spreads in a fixed order.
+**The replica.** Every router ranks the replicas by a hash of key and replica (rendezvous hashing, Thaler and
+Ravishankar 1998). The first one takes the request unless it runs many more requests than the average (consistent
+hashing with bounded loads, Mirrokni et al. 2016). Then the next one takes it, so that a popular prefix spreads in a
+fixed order.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from hashlib import blake2b
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
 
 from kv_transfer.prefix_hash import block_hashes, prefix_hash
-from kv_transfer.rendezvous import Replica, ranked
 from router.decision.cache_ledger import BLOCK_TOKENS
+
+Replica = TypeVar("Replica", bound=Hashable)
 
 WINDOW_BLOCKS = 2
 BRANCHES = 8
@@ -88,6 +92,14 @@ def preferred(
     bound, order = load_bound(list(loads.values())), ranked(key, list(loads))
     limits = {one: min(bound, most[one]) for one in order}
     return [one for one in order if loads[one] < limits[one]], [one for one in order if loads[one] >= limits[one]]
+
+
+def ranked(key: str, replicas: Sequence[Replica]) -> list[Replica]:
+    """The replicas in the order in which they are preferred for `key`. Replicas are told apart by their `str`.
+
+    A replica that comes or goes moves only its own keys.
+    """
+    return sorted(replicas, key=lambda one: blake2b(f"{key} {one}".encode(), digest_size=8).digest())
 
 
 def load_bound(loads: Sequence[int]) -> int:

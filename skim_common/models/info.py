@@ -27,7 +27,7 @@ class ModelInfo:
     engine's limit for prompt plus answer. max_position: the number of positions of the model (`position_count`).
     read_cost: what it costs to read. cache_tokens: tokens that the engine's prefix cache can hold; 0 without one.
     has_head_profile: whether a speculator can score by retrieval heads; without, `scoring: heads` scores by attention.
-    heads: digest of that profile; empty without one. shrinks_by: tokens of a block, if a target can drop whole blocks
+    shrinks_by: tokens of a block, if a target can drop whole blocks
     of a prompt in place (`kv_transfer.messages.Shrink`), else 0.
     """
 
@@ -41,7 +41,6 @@ class ModelInfo:
     read_cost: ReadCost = LINEAR
     cache_tokens: int = 0
     has_head_profile: bool = False
-    heads: str = ""
     shrinks_by: int = 0
 
 

@@ -15,8 +15,7 @@ from kv_transfer.arrays import Float32Array, Int32Array, no_pairs, no_scores
 from kv_transfer.messages import SelectRequest
 from kv_transfer.windows import plan_of
 from speculator_service.engine import SpeculatorEngine
-from speculator_service.reading.read import windows_request
-from speculator_service.reading.windows import read_windows
+from speculator_service.reading.read import read_texts
 from speculator_service.scoring.passages import Masses
 from speculator_service.scoring.selection import select
 
@@ -39,10 +38,9 @@ async def read_again(engine: SpeculatorEngine, request: SelectRequest, importanc
     chosen = await asyncio.to_thread(best_tokens, request, importance, tokens_again(request, engine))
     if not chosen.size:
         return None
-    asked = windows_request(engine, request, chosen, np.array([chosen.size], np.int32), ".again")
-    found = await read_windows(engine, asked)
+    [scores] = await read_texts(engine, request, {".again": request.token_ids[chosen]})
     masses, read = np.zeros_like(importance), np.zeros(importance.size, bool)
-    masses[chosen], read[chosen] = found.importance, True
+    masses[chosen], read[chosen] = scores.importance.numpy(), True
     return Masses(masses, read)
 
 

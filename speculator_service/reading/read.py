@@ -1,4 +1,8 @@
-"""Reads a prompt in windows, each with the questions after it (`windows`), on all replicas of the pool (`share`).
+"""Reads a prompt in windows: each is an ordinary scored request of the engine, and the engine batches them.
+
+The prompt of a window is `head + window + joint + questions + tail` (`kv_transfer.layout.Frame`). Its positions begin
+at 0. Its KV depends on nothing that stands before the window in the prompt, so the prefix cache serves the next
+question about the same text, in any prompt. No token is decoded.
 
 A score is the attention of the retrieval heads to a token, a share of the whole attention of the window's question.
 The scores of all windows are compared as they are: what a window does not have goes to its first token and to the
@@ -7,7 +11,6 @@ question, and is lost. So a window without an answer has low scores.
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,12 +18,9 @@ import torch
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import SelectRequest
-from kv_transfer.windows import QUESTION_SHARE, Window, WindowsRequest, asks_for_windows, plan_of, shares
-from speculator_service.engine import Scores, SpeculatorEngine
-from speculator_service.reading.peers import Peers, read_by_peer
+from kv_transfer.windows import QUESTION_SHARE, asks_for_windows, plan_of, shares
+from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.reading.plan import windows_of
-from speculator_service.reading.share import shared_out
-from speculator_service.reading.windows import read_windows
 
 
 def reads_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> bool:
@@ -28,97 +28,74 @@ def reads_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> bool:
     return asks_for_windows(request) and engine.info.has_head_profile and request.options.selector != "lexical"
 
 
-async def read_in_windows(engine: SpeculatorEngine, request: SelectRequest, peers: Peers | None = None) -> Scores:
+async def read_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> Scores:
     """The scores of the prompt [M]: 0 for what may not be dropped. The windows hold all that may be.
 
-    request: one that is read in windows (`reads_in_windows`). peers: read a part of them. Cancelling this call, and a
-    window that fails here, end all windows. Raises as `SpeculatorEngine.score`.
+    request: one that is read in windows (`reads_in_windows`). Cancelling this call, and a window that fails, end all
+    windows. Raises as `SpeculatorEngine.score`.
     """
-    size, options, began = request.size, request.options, time.perf_counter()
-    plan = plan_of(request)
+    began, plan = time.perf_counter(), plan_of(request)
     assert plan is not None
-    windows = windows_of(request.token_ids, plan, request.layout.unit_starts(size, options))
-    parts = _parts(request, windows, peers)
-    home = peers.own if peers else ""
-    asked = {
-        replica: windows_request(
-            engine,
-            request,
-            _places(part),
-            np.cumsum([end - start for start, end in part]).astype(np.int32),
-            f".{number}" if replica != home else "",
-        )
-        for number, (replica, part) in enumerate(parts.items())
-    }
-    own = asyncio.create_task(read_windows(engine, asked[home]))
-    tasks = [own]
-    if peers:
-        others = [replica for replica in parts if replica != home]
-        tasks += [asyncio.create_task(read_by_peer(engine, peers, one, asked[one], own)) for one in others]
-    try:
-        read = await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-    importance = np.zeros(size, np.float32)
-    for part, scores in zip(parts.values(), read, strict=True):
-        importance[_places(part)] = scores.importance
+    windows = windows_of(request.token_ids, plan, request.layout.unit_starts(request.size, request.options))
+    texts = {f".window{start}": request.token_ids[start:end] for start, end in windows}
+    read = await read_texts(engine, request, texts)
+    importance = np.zeros(request.size, np.float32)
+    for (start, end), scores in zip(windows, read, strict=True):
+        importance[start:end] = scores.importance.numpy()
     importance[~request.droppable] = 0
-    queue = min((scores.queue_ms for part, scores in zip(parts.values(), read, strict=True) if part), default=0.0)
+    queue = min((scores.timings.get("queue", 0.0) for scores in read), default=0.0)
     timings = {"queue": queue, "speculate": max(0.0, 1e3 * (time.perf_counter() - began) - queue)}
     return Scores(torch.from_numpy(importance), [], timings, sum(scores.cached_tokens for scores in read))
 
 
-def _parts(request: SelectRequest, windows: Sequence[Window], peers: Peers | None) -> dict[str, list[Window]]:
-    """The windows of each replica that reads some, in the order of the text. This replica comes first, also without."""
-    if peers is None:
-        return {"": list(windows)}
-    parts: defaultdict[str, list[Window]] = defaultdict(list, {peers.own: []})
-    replicas = peers.replicas()
-    if peers.own not in replicas:  # it serves not yet, or no longer
-        replicas = [peers.own]
-    texts = [request.token_ids[slice(*window)] for window in windows]
-    for replica, window in zip(shared_out(texts, replicas, request.cache_salt), windows, strict=True):
-        parts[replica].append(window)
-    return parts
+async def read_texts(engine: SpeculatorEngine, request: SelectRequest, texts: dict[str, Int32Array]) -> list[Scores]:
+    """The scores of each text, which is read as a short prompt with the questions of `request` behind it.
+
+    texts: tokens, int32 [n], by what is added to the request's id. Raises as `SpeculatorEngine.score`.
+    """
+    questions = _questions(request)
+    tasks = [asyncio.create_task(_read(engine, request, name, text, questions)) for name, text in texts.items()]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
-def _places(part: Sequence[Window]) -> Int32Array:
-    """The positions of the windows' tokens, int32 [T]."""
-    return np.concatenate([np.arange(0), *(np.arange(*window) for window in part)]).astype(np.int32)
-
-
-def windows_request(
-    engine: SpeculatorEngine, request: SelectRequest, places: Int32Array, ends: Int32Array, name: str
-) -> WindowsRequest:
-    """The request for windows of the tokens at `places`, int32 [T]. ends: as in WindowsRequest.
-
-    name: is added to the request's, so that a replica may read several parts."""
-    assert request.layout.frame is not None
-    return WindowsRequest(
-        request.request_id + name,
-        engine.info.path,
-        request.token_ids[places],
-        ends,
-        *_questions(request),
-        request.layout.frame,
-        request.options,
-        request.cache_salt,
-        request.envelope.timeout_ms,
-        engine.info.heads,
+async def _read(
+    engine: SpeculatorEngine, request: SelectRequest, name: str, text: Int32Array, questions: Sequence[Int32Array]
+) -> Scores:
+    frame = request.layout.frame
+    assert frame is not None
+    parts, spans = [frame.head, text], []
+    size = frame.head.size + text.size
+    for question in questions:
+        parts += [frame.joint, question]
+        size += frame.joint.size + question.size
+        spans.append((size - question.size, size))
+    scores = await engine.score(
+        ScoreRequest(
+            request.request_id + name,
+            np.concatenate([*parts, frame.tail]).astype(np.int32),
+            request.options,
+            cache_salt=request.cache_salt,
+            questions=tuple(spans),
+            window=True,
+        )
     )
+    inside = slice(frame.head.size, frame.head.size + text.size)
+    return Scores(scores.importance[inside], [], scores.timings, scores.cached_tokens)
 
 
-def _questions(request: SelectRequest) -> tuple[Int32Array, Int32Array]:
-    """The tokens of the questions, and where each ends. They share the room for the questions; of a long one, as many
-    tokens from its beginning as from its end."""
+def _questions(request: SelectRequest) -> list[Int32Array]:
+    """The tokens of each question. They share the room for the questions; of a long one, as many tokens from its
+    beginning as from its end."""
     layout, room = request.layout, request.options.window_tokens // QUESTION_SHARE
     assert layout.frame is not None
     room -= (len(layout.questions) - 1) * layout.frame.joint.size
     parts = [request.token_ids[first:end] for first, end in layout.questions.tolist()]
     sizes = shares([part.size for part in parts], room)
-    read = [
+    return [
         np.concatenate([part[: size - size // 2], part[part.size - size // 2 :]])
         for part, size in zip(parts, sizes, strict=True)
     ]
-    return np.concatenate(read), np.cumsum(sizes).astype(np.int32)

@@ -16,7 +16,6 @@ no head finds stays on the first token.
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 from typing import Any, Self
@@ -63,12 +62,6 @@ class HeadProfile(BaseModel):
         if len({(head.layer, head.head) for head in self.heads}) < len(self.heads):
             raise ValueError("a head is listed twice")
         return self
-
-    @property
-    def digest(self) -> str:
-        """Equal for profiles by which one prompt has the same scores."""
-        heads = sorted((head.layer, head.head, head.weight) for head in self.heads)
-        return sha256(repr((self.fingerprint, self.question, self.last, heads)).encode()).hexdigest()
 
     def check(self, fingerprint: str, layers: int, heads: int) -> None:
         """Raise SkimError unless this is a profile of the model with this fingerprint and these sizes."""

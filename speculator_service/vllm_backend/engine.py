@@ -107,7 +107,7 @@ class VllmSpeculator(SpeculatorEngine):
     def use_heads(self, profile: HeadProfile | None) -> None:
         """Score by the heads of this profile from now on, where a request asks for `scoring: heads`."""
         self._arguments = ScoreArguments(self.info.path, profile)
-        self.info = replace(self.info, has_head_profile=profile is not None, heads=profile.digest if profile else "")
+        self.info = replace(self.info, has_head_profile=profile is not None)
 
     @property
     def graph_tokens(self) -> int:

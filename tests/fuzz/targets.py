@@ -7,7 +7,6 @@ from pathlib import Path
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import SelectionOptions
-from kv_transfer.windows import WindowScores, WindowsRequest
 from kv_transfer.wire import codec
 from kv_transfer.wire.codec import decode, encode
 from router.http.body_fields import check_depth, read_fields
@@ -29,8 +28,6 @@ CLASSES: tuple[type, ...] = (
     SelectionOptions,
     DraftRequest,
     DraftReply,
-    WindowsRequest,
-    WindowScores,
 )
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 

@@ -13,13 +13,10 @@ from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from benchmarks.mock_engines.speculator import MockSpeculator
 from benchmarks.mock_engines.target import MockTarget
-from kv_transfer.layout import Frame
 from kv_transfer.messages import ACCEPTED, GenerateOutput, Selection, SelectRequest
-from kv_transfer.options import DecodeOptions, SelectionOptions
-from kv_transfer.windows import WindowScores, WindowsRequest
+from kv_transfer.options import DecodeOptions
 from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import (
-    DeadlineError,
     EngineUnavailableError,
     InvalidRequestError,
     ModelError,
@@ -39,8 +36,6 @@ from tests.unit.actors.mock_actors import (
     speculator,
     target,
 )
-
-HEADS = SelectionOptions(scoring="heads", read="windows")
 
 
 async def failure(reply, cls):
@@ -110,25 +105,6 @@ async def test_the_start_probe_of_a_target_asks_for_no_more_than_its_engine_show
     settings = {"engine": "vllm", "model": str(MODELS / "target"), "options": options, "start_probe": "dense"}
     await TargetActor.__new__(TargetActor).__init__(settings)
     assert asked == [most]
-
-
-async def test_windows_for_another_replica_are_accepted_and_then_scores():
-    actor, empty = await speculator(head_profile=True), np.empty(0, np.int32)
-    path = decode(await actor.info(), ModelInfo).path
-    request = WindowsRequest(
-        "r", path, IDS, np.array([150, 400], np.int32), IDS[:5], np.array([5], np.int32), Frame(*[empty] * 3), HEADS
-    )
-    accepted, reply = [message async for message in actor.read_windows(encode(request))]
-    assert accepted == ACCEPTED
-    assert decode(reply, WindowScores).importance.size == 400
-    assert (await actor.stats())["started"] == 2
-    for wrong, error in (
-        (replace(request, model="other"), SkimError),
-        (replace(request, timeout_ms=0.0), DeadlineError),
-    ):
-        accepted, reply = [message async for message in actor.read_windows(encode(wrong))]
-        assert accepted == ACCEPTED
-        assert isinstance(await failure(reply, WindowScores), error)
 
 
 async def test_an_answer_is_accepted_and_then_outputs():

@@ -23,7 +23,6 @@ from kv_transfer.messages import (
     TokenLogprob,
 )
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from kv_transfer.windows import WindowScores, WindowsRequest
 from skim_common.models.costs import ReadCost
 from skim_common.models.info import ModelInfo
 
@@ -160,32 +159,6 @@ read_costs = st.builds(ReadCost, st.floats(1, 1e15), st.floats(0, 1e12), st.floa
 model_infos = st.builds(ModelInfo, names, names, ids, names, ids, ids, names, read_costs, ids)
 
 
-@st.composite
-def windows_requests(draw: st.DrawFn) -> WindowsRequest:
-    sizes = draw(st.lists(st.integers(1, 9), max_size=6))
-    token_ids = draw(arrays(np.int32, sum(sizes), elements=ids))
-    asked = draw(st.lists(st.integers(1, 5), max_size=3))
-    return WindowsRequest(
-        draw(names),
-        draw(names),
-        token_ids,
-        np.cumsum(sizes).astype(np.int32),
-        draw(arrays(np.int32, sum(asked), elements=ids)),
-        np.cumsum(asked).astype(np.int32),
-        draw(frames),
-        draw(options),
-        draw(st.none() | names),
-        heads=draw(names),
-    )
-
-
-window_scores = st.builds(
-    WindowScores,
-    arrays(np.float32, st.integers(0, 40), elements=st.floats(0, 1, width=32)),
-    finite,
-    ids,
-)
-
 small_id_arrays = arrays(np.int32, st.integers(0, 6), elements=ids)
 draft_rows = st.builds(DraftRow, names, ids, small_id_arrays, st.integers(0, 16), st.floats(0, 10), st.integers(0, 512))
 session_states = st.builds(
@@ -241,8 +214,6 @@ messages = st.one_of(
     model_infos,
     sessions,
     options,
-    windows_requests(),
-    window_scores,
 )
 
 

@@ -21,7 +21,6 @@ from kv_transfer.messages import (
     SessionHandle,
 )
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from kv_transfer.windows import WindowScores, WindowsRequest
 from kv_transfer.wire import codec
 from kv_transfer.wire.codec import MAX_MESSAGE_BYTES, VERSION, decode, encode, encode_error
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError, WireError
@@ -39,8 +38,6 @@ CLASSES = [
     SelectionOptions,
     DraftRequest,
     DraftReply,
-    WindowsRequest,
-    WindowScores,
 ]
 INT32, INT32_PAIRS, POSITIONS, FLOAT32 = 1, 2, 3, 4
 SELECTION, GENERATE_REQUEST, KEPT_PROMPT = 2, 3, 6

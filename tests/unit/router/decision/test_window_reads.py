@@ -1,4 +1,4 @@
-"""Forecasts of reads in windows, against replicas that read windows in virtual time."""
+"""Forecasts of reads in windows, against a speculator that reads windows in virtual time."""
 
 import random
 from dataclasses import replace
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.virtual_time import run
+from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.windows import plan_of
 from router.decision.forecaster import Forecaster
@@ -16,7 +17,7 @@ from skim_common.models.costs import ReadCost
 from speculator_service.service import SpeculatorService
 from tests.unit.actors.mock_actors import MODELS
 from tests.unit.router.decision.test_forecast_accuracy import right
-from tests.unit.speculator_service.reading.replicas import OPTIONS, Pool, asking
+from tests.unit.speculator_service.reading.asking import OPTIONS, asking
 
 SPECULATOR = str(MODELS / "speculator")
 READ = PrefillOptions(
@@ -31,7 +32,7 @@ def looked(forecaster, request, windows=True):
     return forecaster.look(request.token_ids, None, READ, request.layout, windows=found)
 
 
-def forecasts(model, replicas, *, windows=True, sizes=(1000, 16_000), turns=False):
+def forecasts(model, *, windows=True, sizes=(1000, 16_000), turns=False):
     """Forecast by real time of the prompts after the first ten, of mixed lengths.
 
     windows: whether the router knows that they are read in windows. turns: every second prompt asks about the text of
@@ -39,12 +40,12 @@ def forecasts(model, replicas, *, windows=True, sizes=(1000, 16_000), turns=Fals
     """
 
     async def each():
-        pool = Pool(model, replicas, latency_ms=0.3, ms_per_token=0.1, cache_tokens=10**6, block_size=4)
-        services = [SpeculatorService(engine, peers=pool.peers(name)) for name, engine in pool.engines.items()]
-        info = replace(services[0].info, read_cost=QUADRATIC)
+        times = {"latency_ms": 0.3, "ms_per_token": 0.1, "one_at_a_time": True}
+        engine = MockSpeculator(model, head_profile=True, cache_tokens=10**6, block_size=4, **times)
+        service, info = SpeculatorService(engine), replace(engine.info, read_cost=QUADRATIC)
         forecaster, choose, ratios, request = Forecaster(), random.Random(1), [], asking(1000)
         for step in range(100):
-            forecaster.know("speculator", info, replicas)
+            forecaster.know("speculator", info, 1)
             if turns and step % 2:
                 ids = request.token_ids.copy()
                 ids[slice(*request.layout.questions[-1])] = step
@@ -54,7 +55,7 @@ def forecasts(model, replicas, *, windows=True, sizes=(1000, 16_000), turns=Fals
                 request = replace(asking(size, seed=step), request_id=f"r{step}")
             forecast = looked(forecaster, request, windows)
             expected = forecaster.work(forecast, READ, 0, selects=True).speculator_ms
-            selection = await services[step % replicas].select(request)
+            selection = await service.select(request)
             forecaster.selected(forecast, selection, READ)
             ratios.append(expected / sum(selection.timings.values()))
         return np.array(ratios[10:])
@@ -62,41 +63,21 @@ def forecasts(model, replicas, *, windows=True, sizes=(1000, 16_000), turns=Fals
     return run(each())
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_forecasts_are_right_for_mixed_lengths(replicas):
-    assert right(forecasts(SPECULATOR, replicas)) >= 0.9
+def test_forecasts_are_right_for_mixed_lengths():
+    assert right(forecasts(SPECULATOR)) >= 0.9
 
 
 def test_forecasts_are_right_for_later_questions_about_a_text():
     asked = {"turns": True, "sizes": (4000, 16_000)}
-    assert right(forecasts(SPECULATOR, 2, **asked)) >= 0.85
+    assert right(forecasts(SPECULATOR, **asked)) >= 0.85
     # Negative control: on the line of whole prompts a later question costs its own tokens only.
-    assert right(forecasts(SPECULATOR, 2, windows=False, **asked)) < 0.7
-
-
-def test_more_replicas_shorten_the_forecast_at_once():
-    """Before any read over four of them was measured."""
-    forecaster, request = Forecaster(lambda: 0.0), asking()
-    for size in (1000, 4000, 8000, 16_000):
-        forecaster.windows.measure(WindowReads(25, 512, 24).read(size, 0, 1), 0.1 * size, 0.0)
-    expected = []
-    for replicas in (1, 4):
-        forecaster.know("speculator", Pool(SPECULATOR, 1).engines["replica 0"].info, replicas)
-        work = forecaster.work(looked(forecaster, request), READ, 0, selects=True)
-        expected.append(work.speculator_ms)
-    assert expected[0] == pytest.approx(1638, rel=0.05)
-    assert expected[1] == pytest.approx(expected[0] / 4, rel=0.05)
-
-
-def test_a_prompt_of_one_window_is_read_by_one_replica():
-    windows = WindowReads(25, 512)
-    assert windows.read(300, 0, 8) == windows.read(300, 0, 1)
+    assert right(forecasts(SPECULATOR, windows=False, **asked)) < 0.7
 
 
 def test_protected_tokens_are_in_no_window():
     forecaster, request = Forecaster(lambda: 0.0), asking()
     for size in (1000, 4000, 16_000):
-        forecaster.windows.measure(WindowReads(25, 512).read(size, 0, 1), 0.1 * size, 0.0)
+        forecaster.windows.measure(WindowReads(25, 512).read(size, 0), 0.1 * size, 0.0)
     forecast = forecaster.look(request.token_ids, None, READ, windows=WindowReads(25, 512, 8000))
     assert forecaster.work(forecast, READ, 0, selects=True).speculator_ms == pytest.approx(840, rel=0.05)
 
@@ -108,7 +89,7 @@ def test_a_lexical_selection_in_their_place_teaches_nothing_of_windows():
     selection = Selection(KeptPrompt.dense(request.token_ids[:100]), 0.9, timings={"speculate": 5.0})
     for _ in range(3):
         forecaster.selected(forecast, selection, lexical)
-    assert forecaster.windows.estimate(WindowReads(25, 512).read(1000, 0, 1)) is None
+    assert forecaster.windows.estimate(WindowReads(25, 512).read(1000, 0)) is None
     assert looked(forecaster, request).read.tokens == 0
 
 

@@ -6,12 +6,9 @@ import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve._private.request_router.common import PendingRequest
 
-from actors import peers
-from actors.peers import at
-from kv_transfer.rendezvous import ranked
 from router.pools import affinity_router as replica_choice
 from router.pools.affinity_router import AffinityRouter, by_prefix, where
-from router.pools.prefix_affinity import load_bound
+from router.pools.prefix_affinity import load_bound, ranked
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import until
 
@@ -138,20 +135,6 @@ async def test_the_end_of_a_session_on_a_dead_replica_still_ends(router):
     router.on_replica_actor_died(taken)
     assert await route(router, where("r")) != taken
     assert await route(router, where("never seen")) in IDS
-
-
-async def test_a_call_to_a_replica_reaches_it_and_any_if_it_is_gone(router):
-    for one in IDS * 2:
-        assert await route(router, at(one.unique_id)) == one
-    router.on_replica_actor_died(IDS[0])
-    assert await route(router, at(IDS[0].unique_id)) in IDS[1:]
-    assert "skim_router_affinity_total" not in router._meter.recorded
-
-
-async def test_the_process_knows_which_replicas_serve(router, monkeypatch):
-    monkeypatch.setattr(peers, "_serving", {})
-    router.update_replicas([Replica(one) for one in IDS[:2]])
-    assert peers._serving == {str(POOL): ("a", "b")}
 
 
 async def test_calls_without_a_key_take_the_less_busy_of_two(router):

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.prefix_hash import block_hashes
-from kv_transfer.rendezvous import ranked
 from router.decision.cache_ledger import BLOCK_TOKENS
-from router.pools.prefix_affinity import BRANCHES, WINDOW_BLOCKS, PrefixKeys, load_bound, preferred
+from router.pools.prefix_affinity import BRANCHES, WINDOW_BLOCKS, PrefixKeys, load_bound, preferred, ranked
 
 WINDOW = BLOCK_TOKENS * WINDOW_BLOCKS
 REPLICAS = [f"replica-{i}" for i in range(4)]

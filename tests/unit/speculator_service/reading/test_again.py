@@ -39,9 +39,7 @@ class Reader:
     """An engine whose heads find `first` in windows, and `second` in the last read. Both: unit to mass per token."""
 
     def __init__(self, first=None, second=None, fails=False):
-        self.info = SimpleNamespace(
-            path="model", has_head_profile=True, heads="", max_model_len=8192, max_position=8192
-        )
+        self.info = SimpleNamespace(path="model", has_head_profile=True, max_model_len=8192, max_position=8192)
         self.asked, self._first, self._second, self._fails = [], first or {}, second or {}, fails
 
     async def score(self, request):
@@ -114,9 +112,9 @@ async def test_the_router_expects_the_work_of_both_reads():
     [again] = engine.again
     assert reads.tokens_again(request.size) == pytest.approx(again.token_ids.size)
     expected = windows + again.token_ids.size
-    assert reads.read(request.size, 0, 1).tokens == pytest.approx(expected, rel=0.05)
+    assert reads.read(request.size, 0).tokens == pytest.approx(expected, rel=0.05)
     off = WindowReads.of(options.model_copy(update={"read_again": "off"}), plan_of(request), request.size)
-    assert off.read(request.size, 0, 1).tokens == pytest.approx(windows, rel=0.05)
+    assert off.read(request.size, 0).tokens == pytest.approx(windows, rel=0.05)
 
 
 async def test_a_second_read_that_fails_fails_the_selection():

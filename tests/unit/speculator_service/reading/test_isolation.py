@@ -11,7 +11,7 @@ from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.options import SelectionOptions
 from speculator_service.engine import ScoreRequest
 from speculator_service.service import SpeculatorService
-from tests.unit.speculator_service.reading.replicas import FRAME, asking
+from tests.unit.speculator_service.reading.asking import FRAME, asking
 
 SENT = [None, "", "window", "window:", "window:window:", "whole:", "whole:window:"]
 

@@ -44,7 +44,7 @@ class Heads:
     """An engine with a head profile. A token's score follows from its id."""
 
     def __init__(self, fail_at=None, hang=False):
-        self.info = SimpleNamespace(path="model", has_head_profile=True, heads="")
+        self.info = SimpleNamespace(path="model", has_head_profile=True)
         self.asked, self.cancelled, self._fail_at, self._hang = [], 0, fail_at, hang
 
     async def score(self, request):

@@ -26,7 +26,7 @@ class Counting:
     """An engine with a head profile that counts what it is asked to compute."""
 
     def __init__(self):
-        self.info = SimpleNamespace(path="model", has_head_profile=True, heads="")
+        self.info = SimpleNamespace(path="model", has_head_profile=True)
         self.prompts = []
 
     async def score(self, request):

@@ -45,21 +45,6 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert load(tmp_path / "profile.json") == PROFILE
 
 
-def test_profiles_of_other_scores_have_other_digests():
-    same = PROFILE.model_copy(update={"heads": PROFILE.heads[::-1], "model": "of another folder", "made": {}})
-    assert same.digest == PROFILE.digest
-    others = [
-        PROFILE.model_copy(update=change)
-        for change in (
-            {"fingerprint": "e" * 64},
-            {"last": 0.5},
-            {"heads": PROFILE.heads[:1]},
-            {"heads": (PROFILE.heads[0], Head(layer=2, head=0, weight=0.1251))},
-        )
-    ]
-    assert len({profile.digest for profile in (PROFILE, *others)}) == 5
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
