@@ -88,30 +88,19 @@ class HubConfig(BaseModel):
 
 
 class RedisConfig(BaseModel):
-    """Redis keeps Ray's cluster state, so that a new head finds its workers."""
+    """A Redis of yours that keeps Ray's cluster state, so that a new head finds its workers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
-    address: str | None = Field(
-        None,
+    address: str = Field(
         pattern=r"^(rediss?://)?[^\s/:]+:[0-9]{1,5}$",
-        description="host:port of an existing Redis, with TLS rediss://host:port; null: write one",
+        description="host:port of your Redis, with TLS rediss://host:port",
     )
-    username: str | None = Field(None, description="user of an existing Redis; null: its default user")
-    password_secret: Name | None = Field(
-        None, description="Secret with the password of an existing Redis; null: kubernetes.secret"
-    )
+    username: str | None = Field(None, description="user of the Redis; null: its default user")
+    password_secret: Name | None = Field(None, description="Secret with the password; null: kubernetes.secret")
     password_key: str = Field(
         "redis-password", pattern=r"^[-._a-zA-Z0-9]+$", description="key of the password in its Secret"
     )
-    image: str = Field("redis:7.4", description="of the Redis to write")
-    size: Quantity = Field("1Gi", description="size of its volume")
-
-    @model_validator(mode="after")
-    def _user_of_an_existing_one(self) -> Self:
-        if self.username and not self.address:
-            raise ValueError("username is for an existing Redis: set address, or remove it")
-        return self
 
 
 class BatchConfig(BaseModel):
@@ -185,7 +174,7 @@ class KubernetesConfig(BaseModel):
     gpus: bool = Field(True, description="pools whose gpus_per_replica is null get one GPU per rank")
     gpu_resource: str = Field("nvidia.com/gpu", description="resource name of a GPU, also the taint of GPU nodes")
     secret: str = Field(
-        "skim-secrets", description="Secret with redis-password; optional: channel-token, api-key, hf-token"
+        "skim-secrets", description="Secret with channel-token, api-key, hf-token, redis-password, where they are used"
     )
     api_keys_secret: Name | None = Field(
         None, description="Secret with keys.yaml, the router's file of API keys (SECURITY.md); null: none"
@@ -202,8 +191,7 @@ class KubernetesConfig(BaseModel):
     models: ModelVolumeConfig = Field(default_factory=lambda: ModelVolumeConfig())
     hub: HubConfig = Field(default_factory=lambda: HubConfig())
     redis: RedisConfig | None = Field(
-        default_factory=lambda: RedisConfig(),
-        description="null: no Redis; then the whole cluster starts again when the head ends (docs/kubernetes.md)",
+        None, description="null: the whole cluster starts again when the head ends (docs/kubernetes.md)"
     )
     network: NetworkConfig = Field(default_factory=lambda: NetworkConfig())
     upgrade: UpgradeConfig | None = Field(

@@ -9,7 +9,7 @@ DNS_PORTS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
 
 
 def disruption_budgets(config: DeploymentConfig) -> list[Object]:
-    """At most one ready pod of a pool at a time when nodes are drained. The head needs none: it recovers from Redis."""
+    """At most one ready pod of a pool at a time when nodes are drained. The head is alone and has none."""
     return [
         {
             "apiVersion": "policy/v1",
@@ -71,10 +71,9 @@ def network_policies(config: DeploymentConfig) -> list[Object]:
 
 
 def _own_redis(config: DeploymentConfig) -> list[Object]:
-    """Egress to an existing Redis. A Redis that we write carries our labels and needs no rule of its own."""
-    wanted = config.kubernetes.redis
-    address = wanted.address if wanted else None
-    return [{"ports": _tcp(int(address.rpartition(":")[2]))}] if address else []
+    """Egress to the port of Redis."""
+    redis = config.kubernetes.redis
+    return [{"ports": _tcp(int(redis.address.rpartition(":")[2]))}] if redis else []
 
 
 def _collector(config: DeploymentConfig) -> list[Object]:

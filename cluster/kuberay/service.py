@@ -25,7 +25,6 @@ from cluster.kuberay.pods import (
     resources,
     variables,
 )
-from cluster.kuberay.storage import REDIS_PORT, redis_password
 from cluster.serve.app import APP_NAME, sizes_of
 from cluster.serve.placement import ACCELERATOR, RESOURCES
 from skim_common.errors import SkimError
@@ -181,15 +180,13 @@ def _whole_cores(name: str, pod: PodConfig, cpus: float) -> str:
 
 def _fault_tolerance(config: DeploymentConfig) -> Object:
     """Ray's cluster state in Redis, beyond the head's life. Empty without Redis."""
-    settings = config.kubernetes
-    if settings.redis is None:
+    redis = config.kubernetes.redis
+    if redis is None:
         return {}
-    options = {
-        "redisAddress": settings.redis.address or f"{settings.name}-redis:{REDIS_PORT}",
-        "redisPassword": {"valueFrom": {"secretKeyRef": redis_password(settings, settings.redis)}},
-    }
-    if settings.redis.username:
-        options["redisUsername"] = {"value": settings.redis.username}
+    password = {"name": redis.password_secret or config.kubernetes.secret, "key": redis.password_key}
+    options = {"redisAddress": redis.address, "redisPassword": {"valueFrom": {"secretKeyRef": password}}}
+    if redis.username:
+        options["redisUsername"] = {"value": redis.username}
     return {"gcsFaultToleranceOptions": options}
 
 

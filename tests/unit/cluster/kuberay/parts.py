@@ -1,8 +1,5 @@
 """Finds parts of the objects and of the Serve config in them."""
 
-import yaml
-
-from cluster.config.load import config_from_settings
 from cluster.kuberay.service import ray_service
 from tests.unit.cluster.kuberay.conftest import ROOT
 
@@ -17,8 +14,6 @@ def pods(objects):
     """Every pod template, with a name of its object's kind and its group."""
     for thing in objects:
         spec = thing.get("spec", {})
-        if thing["kind"] == "StatefulSet":
-            yield "redis", spec["template"]
         cluster = spec.get("rayClusterConfig") or spec.get("rayClusterSpec")
         if cluster:
             for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
@@ -29,10 +24,3 @@ def pools_of(router):
     """The pools to which the router's deployment is bound."""
     bound = (*router.init_args, *(router.init_kwargs[name] for name in ("prefill",) if name in router.init_kwargs))
     return [pool._bound_deployment for pool in bound]
-
-
-def with_redis(redis):
-    """The demo with another section `kubernetes.redis`."""
-    settings = yaml.safe_load(DEMO.read_text())
-    settings["kubernetes"]["redis"] = redis
-    return config_from_settings(settings)

@@ -20,7 +20,7 @@ SERVING = ("router", "speculator", "target")
 def containers(config):
     """The container of each pod by the name of its group, and the volumes of its pod."""
     objects = [thing for things in manifests(config).values() for thing in things]
-    found = {name: template["spec"] for name, template in pods(objects) if name != "redis"}
+    found = {name: template["spec"] for name, template in pods(objects)}
     return {name: (spec["containers"][0], spec["volumes"]) for name, spec in found.items()}
 
 

@@ -15,7 +15,7 @@ from cluster.serve.proxy.pod_draining import DRAINING_FILE, DRAINING_SWITCHES
 from skim_common.errors import SkimError
 from skim_common.proxies import DIRECT_GRPC
 from tests.unit.cluster.kuberay.conftest import ROOT
-from tests.unit.cluster.kuberay.parts import DEMO, pods, pools_of, service_of, with_redis
+from tests.unit.cluster.kuberay.parts import DEMO, pods, pools_of, service_of
 
 TOKEN, KEY = "the-token-of-the-channel", "the-key-of-the-api"
 
@@ -89,7 +89,7 @@ def test_a_replica_on_two_nodes_is_a_group_of_two_pods():
 def test_pods_are_guarded(objects):
     found = dict(pods(objects))
     assert {"RayService head", "RayService router", "RayJob head"} < found.keys()
-    for name, template in found.items():
+    for template in found.values():
         spec, container = template["spec"], template["spec"]["containers"][0]
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -97,10 +97,9 @@ def test_pods_are_guarded(objects):
         assert container["resources"]["requests"] == container["resources"]["limits"]
         assert {"cpu", "memory"} <= container["resources"]["limits"].keys()
         assert {"livenessProbe", "readinessProbe"} <= container.keys()
-        if name != "redis":
-            shared = next(v for v in spec["volumes"] if v["name"] == "shared-memory")
-            assert shared["emptyDir"]["medium"] == "Memory"
-            assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
+        shared = next(v for v in spec["volumes"] if v["name"] == "shared-memory")
+        assert shared["emptyDir"]["medium"] == "Memory"
+        assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
 
 
 def test_a_serving_pod_sends_clients_away_before_it_ends(objects):
@@ -118,19 +117,17 @@ def test_a_serving_pod_sends_clients_away_before_it_ends(objects):
             assert {"name": "tmp", "mountPath": str(Path(env[DRAINING_FILE]).parent)} in container["volumeMounts"]
 
 
-def test_the_head_does_no_work_and_comes_back(objects):
+def test_the_head_does_no_work(objects):
     for thing in objects:
         cluster = thing.get("spec", {}).get("rayClusterConfig")
         if cluster:
             assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
             assert cluster["authOptions"] == {"mode": "token"}
             assert cluster["autoscalerOptions"]["version"] == "v2"
-            password = cluster["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]["secretKeyRef"]
-            assert password["key"] == "redis-password"
 
 
-def test_an_existing_redis():
-    """The head reaches it, with its own user and Secret, and no other one is written."""
+def test_redis():
+    """The head reaches it, with its own user and Secret."""
     redis = {"address": "rediss://redis.example:7777", "username": "ray", "password_secret": "r", "password_key": "k"}
     config = config_from_flags(DEMO, {"kubernetes.redis": redis})
     assert service_of(config)["rayClusterConfig"]["gcsFaultToleranceOptions"] == {
@@ -138,28 +135,11 @@ def test_an_existing_redis():
         "redisUsername": {"value": "ray"},
         "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "r", "key": "k"}}},
     }
-    files = manifests(config)
-    assert "redis.yaml" not in files
-    assert "7777" in manifest_yaml(files["network-policies.yaml"])
-    with pytest.raises(SkimError, match=r"username is for an existing Redis"):
-        config_from_flags(DEMO, {"kubernetes.redis": {"username": "ray"}})
-    with pytest.raises(SkimError, match=r"kubernetes\.redis\.address"):
-        config_from_flags(DEMO, {"kubernetes.redis": {"address": "redis.example"}})
-
-
-def test_the_redis_that_is_written_has_the_password_of_the_head():
-    secret = {"kubernetes.redis": {"password_secret": "r", "password_key": "k"}}
-    files = manifests(config_from_flags(DEMO, secret))
-    [pod] = [thing["spec"]["template"]["spec"] for thing in files["redis.yaml"] if thing["kind"] == "StatefulSet"]
-    [variable] = pod["containers"][0]["env"]
-    cluster = files["rayservice.yaml"][0]["spec"]["rayClusterConfig"]
-    assert variable["valueFrom"] == cluster["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]
-
-
-def test_without_redis():
-    files = manifests(with_redis(None))
-    assert "redis.yaml" not in files
-    assert "gcsFaultToleranceOptions" not in files["rayservice.yaml"][0]["spec"]["rayClusterConfig"]
+    assert "7777" in manifest_yaml(manifests(config)["network-policies.yaml"])
+    assert "gcsFaultToleranceOptions" not in service_of(load_config(DEMO))["rayClusterConfig"]
+    for wrong in ({}, {"address": "redis.example"}):
+        with pytest.raises(SkimError, match=r"kubernetes\.redis\.address"):
+            config_from_flags(DEMO, {"kubernetes.redis": wrong})
 
 
 def test_every_node_serves_alike(objects):
@@ -193,8 +173,6 @@ def test_objects_point_at_each_other(example, objects):
             ]
             assert endpoint["port"] in ports
     names = {(thing["kind"], thing["metadata"]["name"]) for thing in objects}
-    address = service_of(example)["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
-    assert address == example.kubernetes.redis.address or ("Service", address.removesuffix(":6379")) in names
     claims = {v["persistentVolumeClaim"]["claimName"] for t in templates for v in t["spec"].get("volumes", [])
               if "persistentVolumeClaim" in v}  # fmt: skip
     volumes = (example.kubernetes.models, example.kubernetes.hub)
@@ -227,8 +205,7 @@ def test_no_container_can_write_to_its_image(objects):
         assert container["securityContext"]["readOnlyRootFilesystem"]
         mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
         writable = {path for path, mount in mounts.items() if not mount.get("readOnly")}
-        # Redis writes to its data only.
-        assert writable >= {"/tmp", "/home/skim"} or writable == {"/data"}
+        assert writable >= {"/tmp", "/home/skim"}
 
 
 def test_the_file_of_api_keys():
@@ -307,10 +284,9 @@ def test_files_are_written_and_old_ones_go(skim, tmp_path):
         assert file.read_text().startswith(HEADER)
         assert list(yaml.safe_load_all(file.read_text())) == expected[name]
     (tmp_path / "out" / "mine.yaml").write_text("kind: Secret\n")
-    write_manifests(config_from_flags(DEMO, {"kubernetes.redis.address": "redis:6379"}), tmp_path / "out")
-    left = {f.name for f in (tmp_path / "out").glob("*.yaml")}
-    assert "redis.yaml" not in left
-    assert "mine.yaml" in left
+    (tmp_path / "out" / "old.yaml").write_text(HEADER)
+    write_manifests(load_config(DEMO), tmp_path / "out")
+    assert {f.name for f in (tmp_path / "out").glob("*.yaml")} - expected.keys() == {"mine.yaml"}
 
 
 def test_the_batch_job_asks_the_services_endpoint():

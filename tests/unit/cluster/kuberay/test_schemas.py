@@ -5,10 +5,11 @@ import json
 import kubernetes_validate
 import pytest
 
+from cluster.config.load import config_from_flags
 from cluster.kuberay.write import manifests
 from tests.unit.cluster.kuberay.crd_schema import crd_errors
 from tests.unit.cluster.kuberay.operator_rules import broken_rules
-from tests.unit.cluster.kuberay.parts import with_redis
+from tests.unit.cluster.kuberay.parts import DEMO
 
 KUBERNETES = "1.33"
 RAY = ("RayService", "RayJob")
@@ -35,9 +36,9 @@ def test_ray_objects_are_what_kuberay_takes(objects, crds):
     assert [error for thing in ray for error in crd_errors(crds, thing)] == []
 
 
-@pytest.mark.parametrize("redis", [None, {"address": "rediss://redis.example:6379", "username": "ray"}])
-def test_other_redis_settings_are_what_kuberay_takes(crds, redis):
-    [service] = manifests(with_redis(redis))["rayservice.yaml"]
+def test_redis_settings_are_what_kuberay_takes(crds):
+    redis = {"address": "rediss://redis.example:6379", "username": "ray"}
+    [service] = manifests(config_from_flags(DEMO, {"kubernetes.redis": redis}))["rayservice.yaml"]
     assert crd_errors(crds, service) == []
     assert list(broken_rules(service)) == []
 
@@ -54,7 +55,7 @@ CONTAINER = (*WORKER, "template", "spec", "containers", 0)
         ((*CLUSTER, "enableInTreeAutoscaler"), True),
         ((*CLUSTER, "autoscalerOptions", "version"), "v3"),
         ((*CLUSTER, "authOptions", "mode"), "tokens"),
-        ((*CLUSTER, "gcsFaultToleranceOptions", "redisPasword"), {}),
+        ((*CLUSTER, "gcsFaultTolerance"), {}),
         ((*WORKER, "minReplica"), 1),
         ((*WORKER, "minReplicas"), "1"),
         ((*WORKER, "rayStartParams", "num-gpus"), 1),
@@ -107,7 +108,7 @@ HEAD_POD = (*HEAD, "template", "spec")
         (("spec", "upgradeStrategy", "type"), "Recreate", "upgradeStrategy.type"),
         ((*HEAD, "resources"), {"CPU": "0"}, "head gives resources twice"),
         ((*HEAD_POD, "restartPolicy"), "Always", "restartPolicy with autoscaler v2"),
-        ((*HEAD, "rayStartParams", "redis-password"), "x", "Redis address and password"),
+        ((*HEAD, "rayStartParams", "redis-username"), "x", "the Redis user name"),
         ((*CLUSTER, "rayVersion"), "2.51.0", "token auth needs Ray 2.52"),
         ((*CLUSTER, "networkPolicy"), {}, "networkPolicy needs a feature gate"),
         ((*WORKER, "minReplicas"), 99, "minReplicas 99"),
