@@ -140,28 +140,6 @@ class NetworkConfig(BaseModel):
     monitoring_namespace: str = Field("monitoring", description="namespace of Prometheus")
 
 
-class UpgradeConfig(BaseModel):
-    """A change of the cluster moves the service step by step to a second cluster, by a Gateway (docs/kubernetes.md)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    gateway_class: str = Field(min_length=1, description="GatewayClass of the Gateway that the operator makes")
-    max_surge_percent: int = Field(
-        25, ge=1, le=100, description="how much of the deployment runs in addition; 100: a whole second one"
-    )
-    step_size_percent: int = Field(25, ge=1, le=100, description="how much traffic moves at a time")
-    interval_seconds: int = Field(60, ge=1, description="time between two moves of traffic")
-
-    @model_validator(mode="after")
-    def _step_within_surge(self) -> Self:
-        if self.step_size_percent > self.max_surge_percent:
-            raise ValueError(
-                f"step_size_percent is {self.step_size_percent}, more than max_surge_percent"
-                f" ({self.max_surge_percent}): the operator refuses that, lower it"
-            )
-        return self
-
-
 class KubernetesConfig(BaseModel):
     """Settings of `skim manifests`."""
 
@@ -194,9 +172,6 @@ class KubernetesConfig(BaseModel):
         None, description="null: the whole cluster starts again when the head ends (docs/kubernetes.md)"
     )
     network: NetworkConfig = Field(default_factory=lambda: NetworkConfig())
-    upgrade: UpgradeConfig | None = Field(
-        None, description="null: a change of the cluster starts a whole second cluster, then switches to it"
-    )
     labels: dict[str, str] = Field(
         default_factory=dict, description="further labels of the RayService and the RayJob, such as a scheduler's queue"
     )
@@ -207,14 +182,6 @@ class KubernetesConfig(BaseModel):
     speculator: PodConfig = Field(default_factory=lambda: PodConfig(memory="32Gi", shared_memory="4Gi"))
     target: PodConfig = Field(default_factory=lambda: PodConfig(memory="64Gi", shared_memory="16Gi"))
     prefill: PodConfig = Field(default_factory=lambda: PodConfig(memory="64Gi", shared_memory="16Gi"))
-
-    @model_validator(mode="after")
-    def _batch_finds_the_gateway(self) -> Self:
-        if self.upgrade and self.batch and not self.batch.endpoint:
-            raise ValueError(
-                "batch.endpoint: is not set, but with upgrade the only stable address is that of the Gateway: set it"
-            )
-        return self
 
     @model_validator(mode="after")
     def _volumes_apart(self) -> Self:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from cluster.config.kubernetes import KubernetesConfig, PodConfig, UpgradeConfig
+from cluster.config.kubernetes import KubernetesConfig, PodConfig
 from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.paths import PodPaths
@@ -31,11 +31,18 @@ from skim_common.errors import SkimError
 
 API_VERSION = "ray.io/v1"
 ROUTER_RESOURCE = "router_pool"
-IDLE_TIMEOUT_S = 300
-"""Time after which an empty node stops. It is long, because a new node pulls an image and loads a model."""
-
-UPGRADE_IDLE_TIMEOUT_S = 60
-"""The same where upgrades go by steps: each step waits for the nodes of the one before. It is Ray's default."""
+AUTOSCALER: Object = {
+    "enableInTreeAutoscaling": True,
+    "autoscalerOptions": {
+        "version": "v2",
+        "idleTimeoutSeconds": 300,  # long, because a new node pulls an image and loads a model
+        "resources": resources("500m", "1Gi"),
+        "env": variables(USER),
+        "securityContext": CONTAINER_SECURITY,
+        # It runs in the head pod and shares its volumes.
+        "volumeMounts": [{"name": name, "mountPath": path} for name, path in WRITABLE.items()],
+    },
+}
 
 
 def ray_service(config: DeploymentConfig) -> Object:
@@ -48,13 +55,13 @@ def ray_service(config: DeploymentConfig) -> Object:
             config.kubernetes, **{"ray.io/initializing-timeout": f"{config.kubernetes.max_start_minutes}m"}
         ),
         "spec": {
-            "upgradeStrategy": _upgrade_strategy(config.kubernetes.upgrade),
+            "upgradeStrategy": {"type": "NewCluster"},
             "rayClusterDeletionDelaySeconds": 60 + config.kubernetes.drain_seconds,
             "excludeHeadPodFromServeSvc": True,
             "serveConfigV2": yaml.safe_dump(serve_config(config), sort_keys=False, allow_unicode=True),
             "rayClusterConfig": {
                 **ray_cluster(config, "head"),
-                **_autoscaler(config),
+                **AUTOSCALER,
                 **_fault_tolerance(config),
                 "workerGroupSpecs": _groups(config),
             },
@@ -84,37 +91,6 @@ def ray_metadata(settings: KubernetesConfig, suffix: str = "", **annotations: st
     return found | ({"annotations": annotations} if annotations else {})
 
 
-def _upgrade_strategy(upgrade: UpgradeConfig | None) -> Object:
-    """None: the operator switches when all of the second cluster is ready (KubeRay 1.7, rayservice_controller.go)."""
-    if upgrade is None:
-        return {"type": "NewCluster"}
-    return {
-        "type": "NewClusterWithIncrementalUpgrade",
-        "clusterUpgradeOptions": {
-            "gatewayClassName": upgrade.gateway_class,
-            "maxSurgePercent": upgrade.max_surge_percent,
-            "stepSizePercent": upgrade.step_size_percent,
-            "intervalSeconds": upgrade.interval_seconds,
-        },
-    }
-
-
-def _autoscaler(config: DeploymentConfig) -> Object:
-    idle_timeout_s = UPGRADE_IDLE_TIMEOUT_S if config.kubernetes.upgrade else IDLE_TIMEOUT_S
-    return {
-        "enableInTreeAutoscaling": True,
-        "autoscalerOptions": {
-            "version": "v2",
-            "idleTimeoutSeconds": idle_timeout_s,
-            "resources": resources("500m", "1Gi"),
-            "env": variables(USER),
-            "securityContext": CONTAINER_SECURITY,
-            # It runs in the head pod and shares its volumes.
-            "volumeMounts": [{"name": name, "mountPath": path} for name, path in WRITABLE.items()],
-        },
-    }
-
-
 def worker_group(name: str, template: Object, sizes: tuple[int, int, int], holds: dict[str, int]) -> Object:
     """A worker group. sizes: nodes at the start, minimum, maximum. holds: custom Ray resources of one node."""
     replicas, at_least, at_most = sizes
@@ -134,16 +110,11 @@ def _groups(config: DeploymentConfig) -> list[Object]:
     settings, router = config.kubernetes, config.router
     cpu = _whole_cores("router", settings.router, router.cpus)
     pod = ray_pod(config, "router", settings.router, cpu=cpu)
-    sizes = (router.replicas, _at_least(config, router.replicas), router.replicas)
+    sizes = (router.replicas,) * 3
     return [
         worker_group("router", pod, sizes, _on_one_node({ROUTER_RESOURCE: 1, **router.resources})),
         *(_pool_group(config, name, pool, getattr(settings, name)) for name, pool in config.pools.items()),
     ]
-
-
-def _at_least(config: DeploymentConfig, replicas: int) -> int:
-    """Nodes that a cluster always has. The second cluster of an upgrade by steps begins with these and no more."""
-    return 0 if config.kubernetes.upgrade else replicas
 
 
 def _pool_group(config: DeploymentConfig, name: str, pool: PoolConfig, pod: PodConfig) -> Object:
@@ -154,7 +125,7 @@ def _pool_group(config: DeploymentConfig, name: str, pool: PoolConfig, pod: PodC
         # Ray detects the GPU type when a node starts; the autoscaler must know it before.
         holds[ACCELERATOR + pool.accelerator_type] = 1
     at_least = pool.autoscaling.min_replicas if pool.autoscaling else pool.replicas
-    sizes = (pool.replicas, _at_least(config, at_least), pool.most_replicas)
+    sizes = (pool.replicas, at_least, pool.most_replicas)
     group = worker_group(name, ray_pod(config, name, pod, cpu=cpu, gpus=math.ceil(gpus)), sizes, holds)
     if pool.nodes_per_replica > 1:
         group["numOfHosts"] = pool.nodes_per_replica  # sizes count groups of this many pods

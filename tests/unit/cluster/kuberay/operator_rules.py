@@ -36,31 +36,10 @@ def _service(spec: Object, annotations: Object) -> Iterator[str]:
         yield "initializing-timeout"
     if spec["rayClusterConfig"]["headGroupSpec"].get("headService", {}).get("metadata", {}).get("name"):
         yield "headService has a name"
-    strategy = spec.get("upgradeStrategy", {})
-    if strategy.get("type", "None") not in ("None", "NewCluster", "NewClusterWithIncrementalUpgrade"):
+    if spec.get("upgradeStrategy", {}).get("type", "None") not in ("None", "NewCluster"):
         yield "upgradeStrategy.type"
-    if strategy.get("type") == "NewClusterWithIncrementalUpgrade":
-        yield from _upgrade(strategy.get("clusterUpgradeOptions"), spec["rayClusterConfig"])
     if spec.get("rayClusterDeletionDelaySeconds", 0) < 0:
         yield "rayClusterDeletionDelaySeconds"
-
-
-def _upgrade(options: Object | None, cluster: Object) -> Iterator[str]:
-    """ValidateClusterUpgradeOptions."""
-    if not cluster.get("enableInTreeAutoscaling"):
-        yield "an upgrade by steps needs the autoscaler"
-    if options is None:
-        yield "clusterUpgradeOptions are missing"
-        return
-    surge, step = options.get("maxSurgePercent", 100), options.get("stepSizePercent", -1)
-    if not 0 <= surge <= 100:
-        yield "maxSurgePercent"
-    if not 0 <= step <= 100 or step > surge:
-        yield "stepSizePercent"
-    if options.get("intervalSeconds", 0) <= 0:
-        yield "intervalSeconds"
-    if not options.get("gatewayClassName"):
-        yield "gatewayClassName"
 
 
 def _job(spec: Object) -> Iterator[str]:
