@@ -15,7 +15,6 @@ import numpy.typing as npt
 from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from kv_transfer.spans import mask_of
 
 ACCEPTED = b""
 """The first item of every stream of GenerateOutputs: the target replica has the request."""
@@ -48,8 +47,6 @@ class KeptPrompt:
     order (`in_reading_order`) late units have no original positions, and M is larger by their tokens.
     look_ahead_tokens: int32 [<= look_ahead], the speculator's own continuation; the target uses it as the first drafts.
     A dense prompt has the positions 0, 1, ..., M - 1 in this order.
-    kv_tag: of a prompt that was shrunk in place (`Shrink`), whose KV is not that of these tokens alone. From the first
-    dropped token on, it shares KV only with prompts of the same tag. Empty: no tag.
     """
 
     token_ids: Int32Array
@@ -57,7 +54,6 @@ class KeptPrompt:
     context_length: int
     look_ahead_tokens: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     session: SessionHandle | None = None
-    kv_tag: bytes = b""
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 1 or self.positions.shape != self.token_ids.shape:
@@ -199,24 +195,6 @@ class Selection:
         return late
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Shrink:
-    """What of a prompt's KV a later prompt leaves out, without reading the rest again.
-
-    dropped: int32 [D, 2], spans of the prompt's tokens, sorted and apart, each of whole blocks of the target's cache.
-    The KV of the other whole blocks, as it was computed with these tokens in view, is that of the later prompt too.
-    kv_tag: the later prompt's; a name that no other history of these tokens has.
-    """
-
-    dropped: Int32Array
-    kv_tag: bytes
-
-    def of(self, prompt: KeptPrompt) -> KeptPrompt:
-        """What is left of a prompt."""
-        kept = ~mask_of(self.dropped, prompt.token_ids.size)
-        return replace(prompt, token_ids=prompt.token_ids[kept], positions=prompt.positions[kept], kv_tag=self.kv_tag)
-
-
 ADAPTER = "adapter"
 """In `GenerateRequest.engine_args`: the name of the LoRA adapter that answers. Without it, the target itself does."""
 
@@ -234,7 +212,7 @@ class GenerateRequest:
     count as output tokens for sampling and for max_tokens. The outputs hold only what follows them.
     interval_ms: at least so many milliseconds between two outputs; tokens that come sooner travel with the next ones.
     scored: the first output has the log probabilities of so many last tokens of a dense prompt. Unlike for
-    `prompt_logprobs`, the prefix cache is used. shrink: applied to the prompt once it is read.
+    `prompt_logprobs`, the prefix cache is used.
     """
 
     request_id: str
@@ -250,7 +228,6 @@ class GenerateRequest:
     answered: int = 0
     interval_ms: float = 0.0
     scored: int = 0
-    shrink: Shrink | None = None
 
     def __post_init__(self) -> None:
         for told in (self.answered, self.scored):

@@ -24,21 +24,16 @@ KEPT_POSITIONS = "skim_kept_positions"
 """Key in `SamplingParams.extra_args`; its value is `kv_transfer.wire.positions.encode_positions(...)`."""
 
 
-KV_TAG = "skim_kv_tag"
-"""Key in `SamplingParams.extra_args`, beside KEPT_POSITIONS: `KeptPrompt.kv_tag`, if it has one."""
-
-
 class PositionMap:
-    """Offsets from slot to original position, for one kept prompt. tag: its kv_tag.
+    """Offsets from slot to original position, for one kept prompt.
 
     kept: int32 [K], distinct, in [0, context_length), in any order, as KeptPrompt checks. The offset of a slot is below
     0 where a token stands after tokens of later text.
     """
 
-    def __init__(self, kept: Int32Array, context_length: int, tag: bytes = b"") -> None:
+    def __init__(self, kept: Int32Array, context_length: int) -> None:
         self.prompt_offsets: Int32Array = kept - np.arange(kept.size, dtype=np.int32)
         self.decode_offset = context_length - kept.size
-        self.tag = tag
 
     def fill(self, out: Int64Array, start: int) -> None:
         """Write the offsets of slots start .. start + len(out) - 1 into `out`."""
@@ -49,7 +44,7 @@ class PositionMap:
     def block_key(self, start: int, end: int) -> bytes | None:
         """The part of the block hash of slots [start, end) that distinguishes other KV of the same tokens.
 
-        The offsets as little-endian int32, and the tag; None if all are zero, so that plain requests can share the
+        The offsets as little-endian int32; None if all are zero, so that plain requests can share the
         block. A block's hash includes that of the block before it, so blocks are shared only after blocks with equal
         positions.
         """
@@ -57,21 +52,20 @@ class PositionMap:
         decoded = end - max(start, self.prompt_offsets.size)
         if decoded > 0:
             key += struct.pack("<i", self.decode_offset) * decoded
-        return key + self.tag if key.strip(b"\0") else None
+        return key if key.strip(b"\0") else None
 
 
 def position_map(extra_args: Mapping[str, Any] | None) -> PositionMap | None:
     """The map of a request with these `SamplingParams.extra_args`; None for a plain request."""
     encoded = extra_args.get(KEPT_POSITIONS) if extra_args else None
-    return None if extra_args is None or encoded is None else _decoded_map(encoded, extra_args.get(KV_TAG, b""))
+    return None if encoded is None else _decoded_map(encoded)
 
 
 def position_args(prompt: KeptPrompt) -> dict[str, Any]:
     """The part of `SamplingParams.extra_args` from which `position_map` reads a prompt. Raises WireError."""
     if prompt.is_dense:
         return {}
-    found: dict[str, Any] = {KEPT_POSITIONS: encode_positions(prompt.positions, prompt.context_length)}
-    return {**found, KV_TAG: prompt.kv_tag} if prompt.kv_tag else found
+    return {KEPT_POSITIONS: encode_positions(prompt.positions, prompt.context_length)}
 
 
 def batch_offsets(
@@ -93,5 +87,5 @@ def batch_offsets(
 
 # Cached by value: the n answers of a request share one map, and no request needs to remove its map at its end.
 @lru_cache(maxsize=1024)
-def _decoded_map(encoded: bytes, tag: bytes) -> PositionMap:
-    return PositionMap(*decode_positions(encoded), tag)
+def _decoded_map(encoded: bytes) -> PositionMap:
+    return PositionMap(*decode_positions(encoded))

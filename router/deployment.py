@@ -84,7 +84,7 @@ class RouterDeployment:
         pools = {pool: PoolHeadroom(**fields) for pool, fields in headroom.items()}
         self._dispatcher = Dispatcher(
             self._pools,
-            PrefillOptions.model_validate({**defaults["prefill"], **named, "catch_up": own.catch_up, "age": own.age}),
+            PrefillOptions.model_validate({**defaults["prefill"], **named, "catch_up": own.catch_up}),
             SpeculationOptions.model_validate(dict(defaults["decode"])),
             own,
             self._meter,

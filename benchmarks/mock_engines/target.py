@@ -94,9 +94,7 @@ class MockTarget(TargetEngine):
         if arrived:
             done = Prefill(cached_tokens=int(prompt.token_ids.size), queue_ms=0.0, ms=0.0)
         else:
-            done = await self.compute.prefill(
-                prompt.token_ids, _places(prompt.positions, prompt.kv_tag), request.cache_salt
-            )
+            done = await self.compute.prefill(prompt.token_ids, prompt.positions, request.cache_salt)
         asked, answer = request.prompt_and_answer()
         answers = Answers(sampling, max_tokens, self._tokenizer, answer.tolist())
         timings = {"queue": done.queue_ms, "prefill": done.ms}
@@ -141,11 +139,8 @@ class MockTarget(TargetEngine):
         for answer in answers:
             ids = np.append(prompt.token_ids, np.array(answer, np.int32))
             following = prompt.context_length + np.arange(len(answer), dtype=np.int32)
-            places = _places(np.append(prompt.positions, following), prompt.kv_tag)
+            places = np.append(prompt.positions, following)
             self.compute.cache.store(ids, places, request.cache_salt)
-        if request.shrink is not None:
-            left = request.shrink.of(prompt)
-            self.compute.cache.store(left.token_ids, _places(left.positions, left.kv_tag), request.cache_salt)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -163,12 +158,6 @@ class MockTarget(TargetEngine):
         """Disconnect from the drafters."""
         if self._session_ends is not None:
             self._session_ends.close()
-
-
-def _places(positions: Int32Array, tag: bytes) -> Int32Array:
-    """The positions, mixed with the prompt's tag from the first dropped token on: equal tokens there have equal KV."""
-    moved = positions != np.arange(positions.size)
-    return np.where(moved, positions ^ int.from_bytes(tag[:3], "little"), positions)
 
 
 def mock_tokens(

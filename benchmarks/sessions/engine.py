@@ -11,7 +11,7 @@ Not modelled: preemption, because a prompt reserves the blocks of its answer; CU
 import asyncio
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from zlib import crc32
@@ -19,8 +19,7 @@ from zlib import crc32
 import numpy as np
 
 from cluster.plan.engine import PlannedEngine
-from kv_transfer.messages import KeptPrompt, Shrink
-from kv_transfer.spans import mask_of
+from kv_transfer.messages import KeptPrompt
 from skim_common.models.costs import Read
 
 BLOCK = 128
@@ -32,8 +31,7 @@ MOST_ROWS = 256
 
 
 def blocks_of(prompt: KeptPrompt, salt: str | None = None) -> list[int]:
-    """A number for each whole block, by the ids, positions and order of all tokens up to its end, and by the salt. From
-    the first dropped token on, the prompt's `kv_tag` is in it.
+    """A number for each whole block, by the ids, positions and order of all tokens up to its end, and by the salt.
 
     They are sums of random numbers, one for each token at its place: a hash of a whole prompt costs a millisecond.
     """
@@ -45,8 +43,6 @@ def blocks_of(prompt: KeptPrompt, salt: str | None = None) -> list[int]:
         mixed = (mixed ^ place) * np.uint64(factor)
         mixed ^= mixed >> np.uint64(29)
     ends = np.cumsum(mixed)[BLOCK - 1 :: BLOCK] + np.uint64(crc32((salt or "").encode()))
-    if prompt.kv_tag:
-        ends[np.searchsorted(prompt.positions > place, True) // BLOCK :] += np.uint64(crc32(prompt.kv_tag))
     return ends.tolist()
 
 
@@ -105,13 +101,6 @@ class Blocks:
         while len(self._offloaded) > self._most_offloaded:
             self._offloaded.popitem(last=False)
 
-    def rename(self, names: Iterable[tuple[int, int]]) -> None:
-        """Cached blocks that nobody uses get other names. In vLLM a block keeps its first name besides."""
-        for old, new in names:
-            if old != new and old in self._cached:
-                del self._cached[old]
-                self._cached[new] = None
-
 
 @dataclass(slots=True, eq=False)
 class Running:
@@ -167,9 +156,8 @@ class SimulatedEngine:
             self._loop = asyncio.create_task(self._run())
         return row
 
-    def end(self, row: Running, written: KeptPrompt, salt: str | None = None, shrink: Shrink | None = None) -> None:
-        """The request has ended, or is aborted. written: the tokens whose KV may be found: prompt and answer. shrink:
-        what of it is left, after its end (`target_service.vllm_backend.shrinking`)."""
+    def end(self, row: Running, written: KeptPrompt, salt: str | None = None) -> None:
+        """The request has ended, or is aborted. written: the tokens whose KV may be found: prompt and answer."""
         if row in self._waiting:
             self._waiting.remove(row)
             return
@@ -177,11 +165,6 @@ class SimulatedEngine:
         whole = blocks_of(written, salt) if row.first.is_set() else row.hashes
         held = row.done + max(0, row.answer - row.left - 1)  # the last token's KV is not computed
         self.blocks.give_back(row.taken, row.blocks, whole[: held // BLOCK])
-        if shrink is not None and row.ended.is_set():
-            kept = ~mask_of(shrink.dropped, written.token_ids.size)[::BLOCK]
-            left = [name for name, keeps in zip(whole, kept.tolist(), strict=False) if keeps]
-            # The last ones first, as their recency has it.
-            self.blocks.rename(reversed(list(zip(left, blocks_of(shrink.of(written), salt), strict=False))))
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

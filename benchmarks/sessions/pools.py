@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 import numpy as np
 import torch
 
-from benchmarks.sessions.engine import BLOCK, SimulatedEngine
+from benchmarks.sessions.engine import SimulatedEngine
 from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import (
     Completion,
@@ -20,7 +20,6 @@ from kv_transfer.messages import (
     Selection,
     SelectRequest,
     SessionHandle,
-    Shrink,
 )
 from router.pools.interface import Admitted, unwatched
 from skim_common.models.info import ModelInfo
@@ -30,7 +29,7 @@ from speculator_service.service import SpeculatorService
 VOCABULARY = 128_000
 
 
-def _info(name: str, engine: SimulatedEngine, *, head_profile: bool, shrinks_by: int = 0) -> ModelInfo:
+def _info(name: str, engine: SimulatedEngine, *, head_profile: bool) -> ModelInfo:
     positions = engine.planned.model.size.positions
     return ModelInfo(
         name,
@@ -43,7 +42,6 @@ def _info(name: str, engine: SimulatedEngine, *, head_profile: bool, shrinks_by:
         engine.planned.model.read,
         engine.tokens,
         head_profile,
-        shrinks_by=shrinks_by,
     )
 
 
@@ -76,7 +74,7 @@ class SimulatedPools:
 
     def __init__(self, target: SimulatedEngine, speculator: SimulatedEngine) -> None:
         self.target_engine, self._speculator = target, SimulatedSpeculator(speculator)
-        self.target = _info("target", target, head_profile=False, shrinks_by=BLOCK)
+        self.target = _info("target", target, head_profile=False)
         self.speculator: ModelInfo | None = self._speculator.info
         self._service = SpeculatorService(self._speculator)  # type: ignore[arg-type]
         self.answers: dict[str, Int32Array] = {}
@@ -98,12 +96,12 @@ class SimulatedPools:
         answer = self.answers.get(request.request_id.partition("~")[0], np.zeros(1, np.int32))
         if "-catch-up-" in request.request_id:
             answer = answer[:1]
-        async for output in generated(self.target_engine, request.prompt, answer, request.shrink):
+        async for output in generated(self.target_engine, request.prompt, answer):
             yield output
 
 
 async def generated(
-    engine: SimulatedEngine, prompt: KeptPrompt, answer: Int32Array, shrink: Shrink | None = None
+    engine: SimulatedEngine, prompt: KeptPrompt, answer: Int32Array
 ) -> AsyncGenerator[GenerateOutput, None]:
     """The first token of an answer, and the others together."""
     row = engine.submit(prompt, int(answer.size))
@@ -116,7 +114,7 @@ async def generated(
             await row.ended.wait()
             yield GenerateOutput([_part(answer[1:], True)], True)
     finally:
-        engine.end(row, prompt.extended(answer), shrink=shrink)
+        engine.end(row, prompt.extended(answer))
 
 
 def _part(tokens: Int32Array, last: bool) -> Completion:

@@ -10,7 +10,6 @@ from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import Frame, TextLayout
 from kv_transfer.spans import Span
 from router.options.request import PrefillOptions
-from router.prompt.contents import ChatContents, Content
 from router.prompt.protected_spans import PromptSpans
 from router.prompt.rendered import RenderedPrompt
 
@@ -26,11 +25,10 @@ TASK = 256
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionPrompt(RenderedPrompt):
     """The prompt of a turn. protected: spans that are always kept, the task last. opening: tokens of tools and system
-    prompt. messages: the others, role and span of each, as far as they are known."""
+    prompt."""
 
     protected: tuple[Span, ...] = ((0, 1),)
     opening: int = 0
-    messages: tuple[tuple[str, Span], ...] = ()
 
     def spans(self, options: PrefillOptions) -> PromptSpans:
         protected, task = np.array(self.protected, np.int32), np.array(self.protected[-1:], np.int32)
@@ -41,12 +39,6 @@ class SessionPrompt(RenderedPrompt):
         starts = np.concatenate([np.arange(0, self.size, UNIT), known.protected.ravel()])
         units = np.unique(starts[starts < self.size]).astype(np.int32)
         return replace(known, units=units, gaps=np.zeros_like(units), words=np.ones(units.size, np.float32))
-
-    def as_chat(self) -> "SessionPrompt":
-        """The prompt with its messages, as a chat of which each token is a character."""
-        roles, ends = [role for role, _ in self.messages], np.arange(self.size + 1)
-        contents = [Content(place, role, "", spans=(span,)) for place, (role, span) in enumerate(self.messages)]
-        return replace(self, chat=ChatContents(roles, contents), offsets=np.stack([ends[:-1], ends[1:]], 1))
 
 
 def grown(
@@ -60,26 +52,19 @@ def grown(
 
     ids = answer = tokens(0)
     calls, task = list[Span](), (0, 1)
-    messages = list[tuple[str, Span]]()
     for number, turn in enumerate(session.turns):
         opening = min(session.opening, turn.size - 1)
-        messages = [(role, (start, min(end, turn.shared))) for role, (start, end) in messages if start < turn.shared]
         if number:
             said = answer[: turn.new if turn.shared == ids.size else 0]
             ids = np.concatenate([ids[: turn.shared], said, tokens(turn.new - said.size)])
             calls = [span for span in calls if span[1] <= turn.shared]
             if said.size > 1:
                 calls.append((turn.shared, turn.shared + round(CALLS * said.size)))
-                messages.append(("assistant", (turn.shared, turn.shared + int(said.size))))
         else:
             ids = np.concatenate([tokens(opening, np.random.default_rng(0)), tokens(turn.size - opening)])
         if turn.speech or not number or task[1] > turn.shared:
             task = max(opening, turn.size - TASK), turn.size
-        before = messages[-1][1][1] if messages else opening
-        if before < turn.size:
-            messages.append(("user" if turn.speech or not number else "tool", (before, turn.size)))
         answer = tokens(turn.answer)
         protected = ((0, opening), *(span for span in calls if span[0] >= opening), task)
         if number >= first:
-            prompt = SessionPrompt(ids, protected=protected, opening=opening, messages=tuple(messages))
-            yield turn, prompt, answer
+            yield turn, SessionPrompt(ids, protected=protected, opening=opening), answer

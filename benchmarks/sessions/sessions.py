@@ -15,15 +15,14 @@ from cluster.plan.gpus import gpu_named
 __all__ = ["describe", "plot", "run", "table"]
 
 SYSTEMS = tuple(
-    System(skim, catch_up, kv_bits, offload, ageing)
+    System(skim, catch_up, kv_bits, offload)
     for kv_bits in (16, 8)
-    for skim, catch_up, offload, ageing in (
-        (False, False, False, False),
-        (True, False, False, False),
-        (True, True, False, False),
-        (True, True, False, True),
-        (False, False, True, False),
-        (True, True, True, False),
+    for skim, catch_up, offload in (
+        (False, False, False),
+        (True, False, False),
+        (True, True, False),
+        (False, False, True),
+        (True, True, True),
     )
 )
 DRAWN = 512

@@ -31,7 +31,6 @@ from kv_transfer.options import DecodeOptions
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CallState
-from router.options.policies import Age
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from skim_common.errors import SkimError
@@ -43,8 +42,6 @@ SPECULATOR_MEMORY = 0.1
 """The speculator's part of Skim's KV memory: with a tenth of the target's bytes per token, as many tokens."""
 PAIR = Preset("llama-70b", "llama-1b")
 ROWS, LEAST_TOKENS = 256, 200_000
-AGE = Age(turns=8, keep=0.1)
-"""Of the systems that age: after eight answers, a tenth of a result is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +55,17 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What serves. catch_up, ageing: of Skim. kv_bits: of a number in all KV caches. offload: blocks stay in CPU
+    """What serves. catch_up: of Skim. kv_bits: of a number in all KV caches. offload: blocks stay in CPU
     memory."""
 
     skim: bool = False
     catch_up: bool = False
     kv_bits: int = 16
     offload: bool = False
-    ageing: bool = False
 
     @property
     def name(self) -> str:
-        parts = ["Skim" if self.skim else "stock", "catch-up" if self.catch_up else "", "ageing" if self.ageing else ""]
+        parts = ["Skim" if self.skim else "stock", "catch-up" if self.catch_up else ""]
         return ", ".join(
             filter(None, [*parts, "FP8 KV" if self.kv_bits == 8 else "", "offload" if self.offload else ""])
         )
@@ -146,11 +142,9 @@ class _Simulation:
     ) -> None:
         self._sessions, self._most = sessions, turns
         self._target, speculator = engines(hardware, system)
-        self._ageing = system.ageing
         self._options = PrefillOptions(
             keep_rate=keep_rate,
             catch_up="auto" if system.catch_up else "off",
-            age=AGE if system.ageing else None,
         )
         self._asked: list[Asked] = []
         self._done = asyncio.Event()
@@ -200,8 +194,7 @@ class _Simulation:
         else:
             self._pools.answers[name] = answer
             sampling = {"max_tokens": int(answer.size), "temperature": 1.0}
-            sent = prompt.as_chat() if self._ageing else prompt
-            outputs = self._dispatcher.run(name, Prompt(sent, sampling, int(answer.size)), call)
+            outputs = self._dispatcher.run(name, Prompt(prompt, sampling, int(answer.size)), call)
         async for output in outputs:
             if not first_s:
                 first_s, cached = loop.time() - began, output.cached_tokens

@@ -116,8 +116,6 @@ def _facts(explanation: Mapping[str, Any]) -> list[tuple[str, str]]:
     if read := explanation.get("catch_up"):
         facts.append((f"{read['tokens']:,}", f"of {read['of']:,} read after the answer ({visible(read['state'])})"))
     decision = explanation.get("decision") or {}
-    if decision.get("reason") == "aged":
-        facts.append(("aged:", "old results of tools were shortened before"))
     if guard := decision.get("guard"):
         facts.append(("guard:", f"more was kept for a question of the kind {visible(guard)}"))
     return facts

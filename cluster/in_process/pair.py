@@ -63,7 +63,7 @@ class SelectFields(TypedDict, total=False):
     keep_ranges: list[tuple[int, int, Keep]]
 
 
-OF_ROUTERS = ("explain_text", "catch_up", "age")
+OF_ROUTERS = ("explain_text", "catch_up")
 """Options of requests to a router: for its explain view, and for the idle time after an answer."""
 
 

@@ -13,7 +13,6 @@ END = "<!-- end -->\n"
 HEAD = "| option | default | values | meaning |\n|---|---|---|---|\n"
 MODELS: dict[str, type[BaseModel]] = {option.name: option.model for option in (PREFILL, DECODE)}
 MORE = {
-    "age": "#old-results-of-tools",
     "catch_up": "#catch-up",
     "draft_context": "architecture/drafting.md",
     "explain_text": "explain.md",

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-import numpy as np
-
 from kv_transfer.limits.grammar import check_grammar
 from kv_transfer.messages import GenerateRequest
 from kv_transfer.sampling import DELTA
@@ -46,7 +44,6 @@ def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_toke
     """
     _check_token_ids(request, info)
     _check_extra_args(request)
-    _check_shrink(request, info)
     check_sampling(request.sampling)
     check_reply_size(first_logprobs(int(request.prompt.token_ids.size), request.sampling, info.vocab_size))
     if not request.prompt.is_dense and (request.scored or request.sampling.get("prompt_logprobs") is not None):
@@ -158,18 +155,6 @@ def _check_token_ids(request: GenerateRequest, info: ModelInfo) -> None:
     outside = ids[(ids < 0) | (ids >= info.vocab_size)]
     if outside.size:
         raise InvalidRequestError(f"Token id {outside[0]} is out of vocabulary, which has {info.vocab_size} tokens")
-
-
-def _check_shrink(request: GenerateRequest, info: ModelInfo) -> None:
-    if request.shrink is None:
-        return
-    block, dropped = info.shrinks_by, request.shrink.dropped
-    if not block or request.answered:
-        raise InvalidRequestError("this target cannot shrink this prompt in place: leave shrink out")
-    edges = dropped.ravel()
-    limits = np.append(edges[1:], request.prompt.token_ids.size)
-    if dropped.shape[1:] != (2,) or not edges.size or edges[0] < 0 or (edges % block).any() or (edges >= limits).any():
-        raise InvalidRequestError(f"shrink needs sorted spans of whole blocks of {block} tokens, before the last token")
 
 
 def _check_schema(constraint: Any) -> None:

@@ -112,17 +112,6 @@ class Forecaster:
             choice = self.kinds.tried(forecast.kind, choice, expected, forecast.before)
         return replace(forecast, estimate=expected, choice=choice)
 
-    def of_part(self, forecast: Forecast, kept: Int32Array) -> Forecast:
-        """The forecast of the kept tokens of a prompt, int32 [K], as of a prompt that the target reads whole."""
-        ids, fixed, rest = forecast.ids[kept], forecast.sizes.fixed[kept], forecast.sizes.rest[kept]
-        hashes = block_hashes(ids, BLOCK_TOKENS, forecast.salt)
-        none, known = CachedPrefix(), self.caches.dense.find(ids, hashes)
-        return replace(
-            Forecast(ids, forecast.salt, forecast.options, hashes, KeptSizes(fixed, rest), known, none, none),
-            coming=self.caches.coming(hashes),
-            adapted=forecast.adapted,
-        )
-
     def sent(self, forecast: Forecast, prompt: KeptPrompt) -> AbstractContextManager[None]:
         """While the target has a prompt. Only a dense one is found by those that come behind it."""
         return self.caches.sent(forecast.hashes if forecast.is_whole(prompt) else ())
@@ -261,11 +250,6 @@ class Forecaster:
         if not output.prompt_logprobs and "prefill" in output.timings:
             self._target(forecast).measure(read, output.timings["prefill"], output.timings.get("queue", 0.0))
         self.caches.wrote(read.tokens)
-        self.caches.dense.add(ids, hashes, ends_of(hashes))
-
-    def shrunk(self, ids: Int32Array, hashes: Sequence[bytes]) -> None:
-        """The target holds `ids` [N] besides, which are left of a prompt that it has shrunk in place. hashes: of its
-        blocks."""
         self.caches.dense.add(ids, hashes, ends_of(hashes))
 
     def read_ms(self, forecast: Forecast, size: int, known: int) -> float | None:

@@ -35,8 +35,6 @@ class Decision:
 
 
 CACHED = Decision(False, "cached")
-AGED = Decision(False, "aged")
-"""The target reads all that is left of the prompt (`router.decision.aged_forms`)."""
 
 
 def decide(traits: RequestTraits, options: PrefillOptions) -> Decision:

@@ -8,8 +8,6 @@ admission, are charged to no API key and count in no metric of clients.
 - No chunk begins while a prompt of a client waits or is read. Under load, the one that runs is cancelled, and asked for
   again later. Between chunks it pauses, so that running streams keep STREAM_SHARE of their speed.
 - The conversation's next turn ends its catch-up. The blocks that are done stay.
-- Old results of tools are shortened, if the request has them age (`router.dispatch.ageing`): once the text is read, the
-  target drops blocks of it; or else the reads are of what is left, in place of the whole text.
 - Affinity sends each chunk to the replica that the next turn prefers. If that one is too busy, or has lost the blocks,
   the count of cached tokens tells: once it is read on, and at the second time the catch-up ends.
 
@@ -29,7 +27,6 @@ from actors.observability.meter import Meter
 from kv_transfer.messages import GenerateOutput, TokenLogprob
 from kv_transfer.options import AUTO
 from router.admission.controller import Admission
-from router.decision.aged_forms import block_in_place
 from router.decision.agreements import Agreements
 from router.decision.cache_ledger import BLOCK_TOKENS
 from router.decision.catch_up import Conversation, Plan, chunk_tokens, goes_on, middle, next_read, pause_ms, plan
@@ -37,7 +34,6 @@ from router.decision.forecast import Forecast
 from router.decision.forecaster import Forecaster
 from router.decision.live_conversations import LiveConversations
 from router.decision.next_turns import NextTurns
-from router.dispatch.ageing import Ageing, aged_form
 from router.dispatch.reading import Reading, is_greedy
 from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome
@@ -73,7 +69,6 @@ class CatchUps:
         forecaster: Forecaster,
         admission: Admission,
         log: SelectionLog,
-        ageing: Ageing,
         *,
         audit_share: float = 0.0,
         has_home: bool = True,
@@ -81,7 +76,6 @@ class CatchUps:
         clock: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
     ) -> None:
         self._meter, self._forecaster, self._admission, self._log = meter, forecaster, admission, log
-        self._ageing = ageing
         self._audit_share, self._has_home, self._chance, self._clock = audit_share, has_home, chance, clock
         self.agreements, self._next_turns = Agreements(), NextTurns(clock)
         self._waiting: deque[Reading] = deque()
@@ -101,7 +95,7 @@ class CatchUps:
             self._streams -= 1
 
     def plan(self, pools: Pools, prepared: Prepared, outcome: Outcome) -> Plan:
-        """Whether a prompt of which a selection dropped something, or of which results are old, is to be caught up."""
+        """Whether a prompt of which a selection dropped something is to be caught up."""
         request, replicas = outcome.call.request, max(pools.replicas("target"), 1e-3)
         may_audit = outcome.mode == "speculative" and is_greedy(prepared) and prepared.options.enabled == AUTO
         conversation = Conversation(
@@ -111,8 +105,7 @@ class CatchUps:
             share=self._next_turns.share((request.key, outcome.shape)),
             audited=may_audit and self._chance() < self._audit_share,
             has_home=self._has_home,
-            # What ages takes less room than before.
-            others=0 if outcome.ages.size else self._live.others(*_place(prepared.forecast)),
+            others=self._live.others(*_place(prepared.forecast)),
             capacity=self._forecaster.caches.dense.capacity,
         )
         return plan(prepared.options, conversation)
@@ -144,13 +137,12 @@ class CatchUps:
     def begin(self, pools: Pools, prepared: Prepared, outcome: Outcome, answer: AnswerRecord) -> None:
         """A prompt has its answer: catch up, if that is planned."""
         hashes, opening = _place(prepared.forecast)
-        left = prepared.size if outcome.form is None else int(outcome.form.kept(prepared.size).size)
-        self._live.note(hashes, opening, left)
+        self._live.note(hashes, opening, prepared.size)
         if prepared.ruled.speculative and (block := middle(hashes, opening)) is not None:
             self._next_turns.answered((outcome.call.request.key, outcome.shape), hashes[block])
         if outcome.catch_up is None or not outcome.catch_up.wanted or not answer.finished:
             return
-        self._waiting.append(Reading.of(pools, prepared, outcome, answer, self._forecaster))
+        self._waiting.append(Reading.of(pools, prepared, outcome, answer))
         if len(self._waiting) > MOST_WAITING:
             self._cancel(self._waiting[0], "dropped")
         self._start()
@@ -198,8 +190,6 @@ class CatchUps:
 
     async def _catch_up(self, reading: Reading) -> str:
         """Read the conversation. Returns the outcome, one word. Raises SkimError."""
-        if reading.ages.size:
-            await self._age(reading)
         while reading.done < reading.ids.size:
             await self._idle()
             size, chunk = reading.prepared.size, self._chunk(reading)
@@ -219,27 +209,7 @@ class CatchUps:
                 self._learn(reading, end, scored, output)
                 if reading.losses > 1:
                     return "evicted"
-                if reading.drops is not None and reading.done == reading.ids.size:
-                    reading.dropped(self._forecaster)
-        if reading.form is not None:
-            self._ageing.read(reading.form, reading.prepared)
         return "done"
-
-    async def _age(self, reading: Reading) -> None:
-        """Choose what is left of the results that are old now. If that fails, they stay as they are."""
-        form, block = None, block_in_place(reading.pools.target.shrinks_by, reading.form)
-        while form is None:
-            await self._idle()
-            asked = aged_form(reading.pools, reading.prepared, reading.ages, reading.form, block)
-            try:
-                form = await reading.ask(asked)
-            except SkimError as error:
-                logger.info("results of request %s do not age: %s", reading.prepared.request_id, error)
-                return
-        if block and reading.has_most_of(form):
-            reading.drop_in_place(form, self._forecaster)
-        else:
-            reading.shorten(form, self._forecaster)
 
     async def _idle(self) -> None:
         """Wait until no client's prompt waits or is read, and running streams have had their share."""

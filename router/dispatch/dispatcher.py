@@ -18,9 +18,8 @@ from router.decision.agreements import shape_of
 from router.decision.catch_up import stays_dense
 from router.decision.forecaster import Forecaster
 from router.decision.guard import Guard
-from router.decision.rules import AGED, CACHED, Decision
+from router.decision.rules import CACHED, Decision
 from router.dispatch.admit import admit, shed_load
-from router.dispatch.ageing import Ageing, aged_prompt
 from router.dispatch.catch_up import CatchUps
 from router.dispatch.generation import Generation
 from router.dispatch.held_answers import HeldAnswers, OpenAnswer
@@ -72,13 +71,11 @@ class Dispatcher:
         self._guard = Guard(meter, enabled=settings.guard, entropy=settings.guard_entropy)
         self._preparation = Preparation(self.forecaster, self._guard, meter, keys=settings.affinity)
         self.admission = admission or Admission(meter)
-        self._ageing = Ageing(self.forecaster)
         self.catch_ups = CatchUps(
             meter,
             self.forecaster,
             self.admission,
             self.selections,
-            self._ageing,
             audit_share=settings.audit_share,
             has_home=settings.affinity,
         )
@@ -235,9 +232,8 @@ class Dispatcher:
         check_target_length(size, size, prompt.max_tokens, self.pools.target)
 
     def _decide(self, prepared: Prepared, outcome: Outcome) -> tuple[Prepared, Decision]:
-        """Whether the prompt runs dense or speculative, or dense on what is left of it: with the forecast of that."""
+        """Whether the prompt runs dense or speculative."""
         outcome.caught_up = self.catch_ups.tokens(prepared)
-        self._ageing.look(prepared, outcome, self.pools.target.shrinks_by)
         decision, chat = prepared.ruled, prepared.prompt.rendered.chat
         outcome.shape = shape_of(chat and chat.roles, has_tools=outcome.call.request.has_tools)
         if decision.speculative and prepared.options.enabled == AUTO:
@@ -245,8 +241,6 @@ class Dispatcher:
             known = prepared.forecast.known_dense if outcome.caught_up else 0
             if decision.speculative and stays_dense(decision, known, prepared.size):
                 decision = CACHED
-        if outcome.form is not None and (part := self._ageing.part(prepared, outcome.form, decision)) is not None:
-            prepared, decision, outcome.caught_up = part, AGED, self.catch_ups.tokens(part)
         if decision.speculative:
             decision = self._guard.before(prepared.advice, decision)
         if decision.speculative and prepared.advice.acts and not self.catch_ups.agreements.trusts(outcome.shape):
@@ -271,12 +265,6 @@ class Dispatcher:
                 return prepared, selection.kept
             work = self.forecaster.work(prepared.forecast, prepared.options, 0, selects=False)
             self.admission.runs_dense(ticket, work)
-        if outcome.ages.size:
-            outcome.catch_up = self.catch_ups.plan(self.pools, prepared, outcome)
-        if decision == AGED and outcome.form is not None:
-            kept = aged_prompt(prepared, outcome.form)
-            self._explain(prepared, outcome, outcome.aged(outcome.form, kept))
-            return prepared, kept
         outcome.mode = "dense"
         return prepared, KeptPrompt.dense(prepared.prompt.rendered.token_ids)
 

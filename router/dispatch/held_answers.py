@@ -22,7 +22,6 @@ from kv_transfer.messages import KeptPrompt
 from kv_transfer.sampling import FINAL_ONLY
 from router.admission.controller import Admission
 from router.admission.load_shedding import CATCH_UP
-from router.decision.rules import AGED
 from router.dispatch.reading import LOWEST_PRIORITY
 from router.dispatch.request import Prepared, Request
 from router.dispatch.state import Outcome
@@ -72,7 +71,7 @@ class OpenAnswer:
         small = all(sampling.get(name) is None for name in ("logprobs", "prompt_logprobs", "logprob_token_ids"))
         unseen = sampling.get("output_kind") == FINAL_ONLY and self.record.begun
         hung_up = call.error is None and call.request.deadline.left_ms != 0
-        return single and small and unseen and hung_up and self.outcome.reason != AGED.reason
+        return single and small and unseen and hung_up
 
     async def resume(self, repeat: Prepared, outcome: Outcome) -> None:
         """Go on for a client that asks again. What goes on with it for no client ends first."""

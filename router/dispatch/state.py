@@ -12,15 +12,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from actors.observability.tracing import NO_SPAN, Span
-from kv_transfer.arrays import Int32Array, no_pairs
 from kv_transfer.limits.target import check_reply_size
-from kv_transfer.messages import KeptPrompt, Selection
+from kv_transfer.messages import Selection
 from kv_transfer.options import SelectionOptions
 from router.admission.ticket import PromptGroup
-from router.decision.aged_forms import AgedForm
 from router.decision.catch_up import Plan
 from router.decision.cost_model import Estimate
 from router.decision.rules import Decision
@@ -40,10 +36,8 @@ class Outcome:
     mode: dense or speculative; empty until decided. reason: in one word. estimate: the forecast that chose the mode;
     None if it was not chosen by time. notes: parameters of the reason, see `explained`. selection: None for a dense
     prompt; messages: the places of the chat's. tokens_ahead: N, the look-ahead of a selection. answer_tokens: counted
-    only if the call is traced. catch_up: the plan for a prompt that lost tokens or is to age. caught_up: tokens at the
+    only if the call is traced. catch_up: the plan for a prompt that lost tokens. caught_up: tokens at the
     beginning that catch-ups of earlier turns have read. shape: of the prompt, by `router.decision.agreements`.
-    form: what is left of the prompt's old results, if that is known. ages: int32 [R, 2], the spans of those that are
-    old after the answer.
     """
 
     call: "CallState"
@@ -62,8 +56,6 @@ class Outcome:
     catch_up: Plan | None = None
     caught_up: int = 0
     shape: str = ""
-    form: AgedForm | None = None
-    ages: Int32Array = field(default_factory=no_pairs)
 
     @property
     def kept_tokens(self) -> int:
@@ -123,19 +115,11 @@ class Outcome:
         self.timings |= dict(selection.timings)
         self.timings["transfer"] = max(0.0, elapsed_ms - sum(selection.timings.values()))
 
-    def aged(self, form: AgedForm, kept: KeptPrompt) -> Selection:
-        """The target reads what the aged form leaves of the prompt."""
-        known = int(np.searchsorted(kept.positions, form.end))
-        self.mode, self.tokens_ahead, self.estimate = "speculative", 0, None
-        self.selection = Selection(kept, form.coverage, reused_tokens=known)
-        return self.selection
-
     def resume(self, earlier: "Outcome", tokens: int) -> None:
         """The prompt is asked again and runs as it did then. tokens: those that its answer has already."""
         self.mode, self.reason, self.notes = earlier.mode, earlier.reason, {**earlier.notes, "again": tokens}
         self.selection, self.messages, self.tokens_ahead = earlier.selection, earlier.messages, earlier.tokens_ahead
         self.catch_up, self.caught_up, self.shape = earlier.catch_up, earlier.caught_up, earlier.shape
-        self.form, self.ages = earlier.form, earlier.ages
 
     def distrusted(self, reason: str) -> None:
         """The prompt runs dense after its selection. The times stay: the client waited for it."""

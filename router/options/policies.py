@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import Field, PlainValidator
 
 from kv_transfer.options import ALWAYS, AUTO, YAML_SWITCH, SelectionOptions
 
@@ -49,26 +49,6 @@ OFF: Literal["off"] = "off"
 
 CatchUpWish = Annotated[Literal["auto", "off", "always"], YAML_SWITCH]
 """auto: where a later turn is likely. always: after every prompt that lost tokens. off: never."""
-
-
-class Age(BaseModel):
-    """When a large result of a tool ages, and the share of it that is kept from then on.
-
-    turns: messages of the user or the assistant after it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    turns: int = Field(ge=1)
-    keep: float = Field(gt=0, lt=1)
-
-
-AGE_VALUES = "null or an object with turns, an integer >= 1, and keep, a number > 0 and < 1"
-
-
-def check_age(age: Age | None, catch_up: str) -> None:
-    """Raise ValueError if nothing could age."""
-    if age is not None and catch_up == OFF:
-        raise ValueError("age needs catch_up auto or always, because aged results are read in idle time")
 
 
 class PolicyOptions(SelectionOptions):

@@ -10,26 +10,22 @@ in the header.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import annotated_types
-from pydantic import BaseModel, Field, PlainValidator, ValidationError, model_validator
+from pydantic import BaseModel, Field, PlainValidator, ValidationError
 from pydantic.fields import FieldInfo
 
 from kv_transfer.options import ALWAYS, AUTO, DecodeOptions, SelectionOptions
 from router.options.errors import InvalidOptionError
 from router.options.policies import (
-    AGE_VALUES,
     KEEP_VALUES,
-    OFF,
-    Age,
     CatchUpWish,
     Keep,
     KeepField,
     PolicyOptions,
     Role,
     Wish,
-    check_age,
     read_keep,
 )
 from skim_common.nesting import too_deep
@@ -69,11 +65,6 @@ class PrefillOptions(PolicyOptions):
         description="after an answer from a part of the prompt, the target reads all of it in idle time, for the next"
         " turn to run dense; auto: where a later turn is likely",
     )
-    age: Age | None = Field(
-        None,
-        description="of a chat: in idle time, large results of tools shrink to a share once they are old, such as"
-        ' `{"turns": 4, "keep": 0.3}`; none: nothing ages',
-    )
     min_prompt_tokens: int = Field(2000, ge=1, description="shorter prompts run dense")
     protected_spans: list[Span] = Field(
         default_factory=list,
@@ -90,11 +81,6 @@ class PrefillOptions(PolicyOptions):
         description="hold the prompt's text for the explain view; refused unless the deployment has"
         " `router.explain_text: true`",
     )
-
-    @model_validator(mode="after")
-    def _ages_in_idle_time(self) -> Self:
-        check_age(self.age, self.catch_up)
-        return self
 
     @property
     def selection(self) -> SelectionOptions:
@@ -153,10 +139,8 @@ class Option(Generic[Options]):
             raise self._readable(error) from None
 
     def _that_count(self, defaults: Options, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The deployment's options that count here: not those that the request's own number for keep_rate, or its
-        `catch_up: off`, replaces."""
+        """The deployment's options that count here: not those that the request's own number for keep_rate replaces."""
         replaced = {"coverage", "min_keep"} if given.get("keep_rate", AUTO) != AUTO else set()
-        replaced |= {"age"} if given.get("catch_up", AUTO) in (OFF, False) else set()
         return defaults.model_dump(exclude=replaced)
 
     def _body_fields(self, body: Any) -> dict[str, Any]:
@@ -246,7 +230,6 @@ def _kind(field: FieldInfo) -> str:
         int: "an integer",
         float: "a number",
         float | None: "null or a number",
-        Age | None: AGE_VALUES,
     }
     for kind, words in simple.items():
         if annotation == kind:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from kv_transfer.options import AUTO
-from router.options.policies import Age, CatchUpWish, Wish, check_age
+from router.options.policies import CatchUpWish, Wish
 
 
 def _beside_the_config(file: str, info: ValidationInfo) -> str:
@@ -47,7 +47,6 @@ class RouterConfig(BaseModel):
     )
     min_prompt_tokens: int = Field(2000, ge=1, description="shorter prompts run dense")
     catch_up: CatchUpWish = Field(AUTO, description="default of the request option `catch_up`: auto, off or always")
-    age: Age | None = Field(None, description="default of the request option `age`: turns and keep; null: nothing ages")
     select_timeout_s: float = Field(
         60.0,
         gt=0,
@@ -136,11 +135,6 @@ class RouterConfig(BaseModel):
         description="no target runs: the endpoint serves /v1/select with the speculator's tokenizer, and no answers; "
         "target.engine_options are the HTTP front's, and the section `target` has nothing else",
     )
-
-    @model_validator(mode="after")
-    def _ages_in_idle_time(self) -> Self:
-        check_age(self.age, self.catch_up)
-        return self
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:

@@ -27,8 +27,6 @@ class ModelInfo:
     engine's limit for prompt plus answer. max_position: the number of positions of the model (`position_count`).
     read_cost: what it costs to read. cache_tokens: tokens that the engine's prefix cache can hold; 0 without one.
     has_head_profile: whether a speculator can score by retrieval heads; without, `scoring: heads` scores by attention.
-    shrinks_by: tokens of a block, if a target can drop whole blocks
-    of a prompt in place (`kv_transfer.messages.Shrink`), else 0.
     """
 
     path: str
@@ -41,7 +39,6 @@ class ModelInfo:
     read_cost: ReadCost = LINEAR
     cache_tokens: int = 0
     has_head_profile: bool = False
-    shrinks_by: int = 0
 
 
 YARN = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")

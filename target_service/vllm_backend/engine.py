@@ -29,7 +29,6 @@ from target_service.engine import TargetEngine
 from target_service.vllm_backend.continued_answers import ANSWERED, continue_outputs
 from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
 from target_service.vllm_backend.outputs import SCORING, generate_output, has_failed, last_scores
-from target_service.vllm_backend.shrinking import SHRINK, shrink_args, shrinks_by
 from target_service.vllm_backend.speculation.decode_stats import DecodeCounts
 from target_service.vllm_backend.speculation.methods import TargetSamplingParams, checked_decode, speculation_options
 from target_service.vllm_backend.start import find_stat_logger, start_engine
@@ -112,7 +111,7 @@ class VllmTarget(TargetEngine):
             )
         continue_outputs(self._engine.output_processor)
         running = self._engine.vllm_config
-        self.info = replace(info, cache_tokens=cache_tokens(running), shrinks_by=shrinks_by(running))
+        self.info = replace(info, cache_tokens=cache_tokens(running))
 
     def _count_decodes(self, config: VllmConfig, engine_index: int = 0) -> DecodeCounts:
         self._decode_counts = DecodeCounts(config, engine_index)
@@ -184,8 +183,6 @@ class VllmTarget(TargetEngine):
         # Each token of the answer has the same offset as the tokens that this engine will decode.
         prompt, _ = request.prompt_and_answer()
         extra_args |= position_args(prompt)
-        if request.shrink is not None:
-            extra_args[SHRINK] = shrink_args(prompt, request.shrink)
         unknown = fields.keys() - set(SamplingParams.__struct_fields__)
         if unknown:
             raise InvalidRequestError(f"vLLM has no sampling parameter {sorted(unknown)[0]!r}")

@@ -1,8 +1,7 @@
 """The scheduler classes of the target's engine core: vLLM's own, with block hashes that include positions.
 
 They also continue answers that another replica began, limit the drafts of each request to the number that it asked for,
-with every drafting method, give a seeded request without drafts the same steps in any batch, and shrink prompts in
-place.
+with every drafting method, and give a seeded request without drafts the same steps in any batch.
 """
 
 from typing import Any
@@ -11,13 +10,12 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from target_service.drafting.settings import max_drafts, may_draft
 from target_service.vllm_backend.continued_answers import ContinuedAnswers
-from target_service.vllm_backend.shrinking import ShrinkInPlace
 from target_service.vllm_backend.speculation.draft_report import REPORT, DraftReport
 from vllm_hooks.block_hash import PositionHashing
 from vllm_hooks.partial_blocks import PartialBlockScheduler
 
 
-class TargetScheduler(ShrinkInPlace, ContinuedAnswers, PositionHashing, PartialBlockScheduler):
+class TargetScheduler(ContinuedAnswers, PositionHashing, PartialBlockScheduler):
     """vLLM's scheduler with these changes, and with partial blocks."""
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
@@ -29,7 +27,7 @@ class TargetScheduler(ShrinkInPlace, ContinuedAnswers, PositionHashing, PartialB
         super()._update_after_schedule(scheduler_output)
 
 
-class AsyncTargetScheduler(ShrinkInPlace, ContinuedAnswers, PositionHashing, AsyncScheduler):
+class AsyncTargetScheduler(ContinuedAnswers, PositionHashing, AsyncScheduler):
     """The same for async scheduling, which is a separate class in vLLM.
 
     With remote drafts, each request gets as many places for drafts as it asked for in its last DraftReport. A request

@@ -14,7 +14,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.info import longrope_original
 from skim_common.symbols import Hook
-from target_service.vllm_backend import continued_answers, logits_processors, shrinking
+from target_service.vllm_backend import continued_answers, logits_processors
 from target_service.vllm_backend.speculation import decode_graphs, draft_probs, remote_config
 from target_service.vllm_backend.speculation.remote_config import remote_drafts_config
 from vllm_hooks.engine import check_options, engine_config, start
@@ -89,7 +89,7 @@ def start_engine(
     scheduler = config.scheduler_config
     scheduler.scheduler_cls = async_scheduler_cls if scheduler.async_scheduling else scheduler_cls
     failure = f"the target engine did not start with {model}"
-    hooks = [HOOK, continued_answers.HOOK, logits_processors.HOOK, shrinking.HOOK]
+    hooks = [HOOK, continued_answers.HOOK, logits_processors.HOOK]
     if remote:
         hooks += [remote_config.HOOK, decode_graphs.HOOK, draft_probs.HOOK]
     return start(config, failure, hooks, stat_loggers=list(stat_loggers) or None)

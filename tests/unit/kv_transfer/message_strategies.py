@@ -19,7 +19,6 @@ from kv_transfer.messages import (
     Selection,
     SelectRequest,
     SessionHandle,
-    Shrink,
     TokenLogprob,
 )
 from kv_transfer.options import DecodeOptions, SelectionOptions
@@ -64,8 +63,7 @@ def kept_prompts(draw: st.DrawFn) -> KeptPrompt:
     ascending = st.just(sorted(kept))
     positions = np.array(draw(ascending | _segments_in_any_order(sorted(kept))), np.int32)
     token_ids = draw(arrays(np.int32, positions.size, elements=ids))
-    tag = draw(st.binary(max_size=16))
-    return KeptPrompt(token_ids, positions, context_length, draw(id_arrays()), draw(st.none() | sessions), tag)
+    return KeptPrompt(token_ids, positions, context_length, draw(id_arrays()), draw(st.none() | sessions))
 
 
 @st.composite
@@ -124,7 +122,6 @@ decode_options = st.builds(
     draft_context=st.sampled_from(["full", "kept"]),
     q_top=st.integers(1, 512),
 )
-shrinks = st.builds(Shrink, pairs, st.binary(max_size=16))
 generate_requests = st.builds(
     GenerateRequest,
     names,
@@ -135,7 +132,6 @@ generate_requests = st.builds(
     parameters,
     decode=decode_options,
     envelope=envelopes,
-    shrink=st.none() | shrinks,
 )
 completions = st.builds(
     Completion,

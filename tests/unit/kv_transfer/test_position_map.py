@@ -1,7 +1,6 @@
 """The map from slots to original positions, compared with the definition for each slot."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
@@ -88,23 +87,14 @@ def test_blocks_share_a_key_exactly_when_their_positions_are_equal(
     assert (keys[0] == keys[1]) == (positions[0] == positions[1])
 
 
-def test_the_tag_is_in_the_keys_from_the_first_dropped_token_on() -> None:
-    kept = np.r_[0:32, 48:96].astype(np.int32)
-    keys = {tag: PositionMap(kept, 96, tag) for tag in (b"", b"one", b"two")}
-    for start in range(0, 112, 16):
-        found = {one.block_key(start, start + 16) for one in keys.values()}
-        assert len(found) == (1 if start < 32 else 3)
-
-
-@given(kept_prompts(), st.binary(max_size=16))
-def test_the_map_is_read_from_extra_args(prompt: KeptPrompt, tag: bytes) -> None:
-    args = position_args(replace(prompt, kv_tag=tag))
+@given(kept_prompts())
+def test_the_map_is_read_from_extra_args(prompt: KeptPrompt) -> None:
+    args = position_args(prompt)
     assert bool(args) == (not prompt.is_dense)
     if prompt.is_dense:
         return
     restored = position_map({"other": 1, **args})
     assert restored is not None
-    assert restored.tag == tag
     assert restored.prompt_offsets.tolist() == (prompt.positions - np.arange(prompt.positions.size)).tolist()
     assert restored.decode_offset == prompt.context_length - prompt.positions.size
 

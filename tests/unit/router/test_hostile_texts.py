@@ -16,11 +16,8 @@ from kv_transfer.spans import mask_of
 from router.decision.guard import task_kind
 from router.options.headers import whole_number
 from router.options.request import PrefillOptions
-from router.prompt.citations import cited_spans
-from router.prompt.contents import ChatContents, Content
 from router.prompt.markers import Markers
 from router.prompt.protected_spans import prompt_spans, task_text
-from router.prompt.rendered import RenderedPrompt
 from router.prompt.task.speech import Turn, find_speech, speech_of_turns
 from router.prompt.text.units import text_units
 from router.prompt.token_cache import KnownTokens
@@ -35,7 +32,6 @@ from tests.unit.router.prompt.test_control_tokens import byte_level
 
 SHORT, LONG = 2048, 65536
 MOST = 100
-ROLES = "tool", "assistant"
 LEAST_S = 1e-4
 """A shorter time counts as this much: it is that of the call itself."""
 
@@ -95,14 +91,6 @@ def units(text):
     text_units(text, offsets, questions=pairs([(0, len(offsets))]), protected=[(0, len(offsets) // 2)])
 
 
-def cited(text):
-    """A result of a tool that the assistant repeats."""
-    size, offsets = len(text), offsets_of(text + text)
-    contents = [Content(at, role, text, spans=((at * size, at * size + size),)) for at, role in enumerate(ROLES)]
-    rendered = RenderedPrompt(np.zeros(len(offsets), np.int32), text + text, offsets, ChatContents(ROLES, contents))
-    cited_spans(rendered, np.arange(0, len(offsets), 8, dtype=np.int32), pairs([(0, size // 4)]), 0.5)
-
-
 def guard(text):
     task_kind(text)
 
@@ -122,7 +110,6 @@ def grammar(text):
 
 
 SCANS = {
-    "citations": cited,
     "guard": guard,
     "question": lambda text: guard(task_text(pairs([(0, 1)]), None, text, [(0, len(text))])),
     "units": units,

@@ -4,15 +4,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.request import Request
 
-from kv_transfer.position_map import KV_TAG, PositionMap
+from kv_transfer.position_map import PositionMap
 from target_service.vllm_backend import scheduler
 from target_service.vllm_backend.engine import VllmTarget
-from target_service.vllm_backend.shrinking import ShrinkInPlace
 from target_service.vllm_backend.worker import TargetWorker
-from vllm_hooks import block_hash, positions_v1, positions_v2
+from vllm_hooks import positions_v1, positions_v2
 from vllm_hooks.partial_blocks import PartialBlockScheduler
 
 
@@ -30,28 +28,6 @@ class BreakableWorker(TargetWorker):
 
         self._right_remember = getattr(self, "_right_remember", PartialBlockScheduler._remember)
         PartialBlockScheduler._remember = remember
-
-    def shrink_wrongly(self, wrongly: bool) -> None:
-        """The scheduler gives the keys of a shrunk prompt to other blocks: each to the one before it."""
-
-        def shrink(own: ShrinkInPlace, request: Request, **asked: Any) -> None:
-            manager = own.kv_cache_manager
-            [blocks] = manager.get_blocks(request.request_id).blocks
-            manager.get_blocks = lambda _: KVCacheBlocks(([blocks[0], *blocks[:-1]],))
-            self._right_shrink(own, request, **asked)
-            del manager.get_blocks
-
-        self._right_shrink = getattr(self, "_right_shrink", ShrinkInPlace._shrink)
-        ShrinkInPlace._shrink = shrink if wrongly else self._right_shrink
-
-    def forget_tags(self, forget: bool) -> None:
-        """The scheduler leaves the tags of shrunk prompts out of all keys."""
-        self._right_map = right = getattr(self, "_right_map", block_hash.position_map)
-
-        def untagged(extra_args: dict | None) -> PositionMap | None:
-            return right({**extra_args, KV_TAG: b""} if extra_args else None)
-
-        block_hash.position_map = untagged if forget else right
 
     def keep_padding(self, keep: bool) -> None:
         """The scheduler, which runs in this process, leaves the padding of seeded requests as it is."""
@@ -95,12 +71,6 @@ class BreakableTarget(VllmTarget):
 
     async def remember_more(self, tokens: int) -> None:
         await self._engine.collective_rpc("remember_more", args=(tokens,))
-
-    async def shrink_wrongly(self, wrongly: bool) -> None:
-        await self._engine.collective_rpc("shrink_wrongly", args=(wrongly,))
-
-    async def forget_tags(self, forget: bool) -> None:
-        await self._engine.collective_rpc("forget_tags", args=(forget,))
 
     async def keep_padding(self, keep: bool) -> None:
         await self._engine.collective_rpc("keep_padding", args=(keep,))

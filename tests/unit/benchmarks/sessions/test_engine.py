@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from benchmarks.sessions.engine import BLOCK, PCIE, Blocks, SimulatedEngine, blo
 from benchmarks.sessions.simulation import model
 from cluster.plan.engine import PlannedEngine
 from cluster.plan.gpus import GPUS, Machine
-from kv_transfer.messages import KeptPrompt, Shrink
+from kv_transfer.messages import KeptPrompt
 from skim_common.models.costs import Read
 
 PLANNED = PlannedEngine(model("target"), Machine.of(GPUS["h100"]), 4)
@@ -41,17 +40,6 @@ def test_the_least_recently_used_prompt_goes_first_and_its_end_before_its_beginn
     assert blocks.match([11, 12]) == (1, 0)
     assert blocks.match([1, 2, 3]) == (3, 0)
     assert blocks.evicted == 1
-
-
-def test_what_is_left_of_a_shrunk_prompt_is_found_by_its_own_tag():
-    whole, blocks = prompt(6 * BLOCK), Blocks(6)
-    shrink = Shrink(np.array([[2 * BLOCK, 4 * BLOCK]], np.int32), b"tag")
-    left, names = shrink.of(whole), blocks_of(whole)
-    use(blocks, names)
-    blocks.rename(zip([*names[:2], *names[4:]], blocks_of(left), strict=True))
-    assert blocks.match(blocks_of(left)) == (4, 0)
-    assert blocks.match(names) == (4, 0), "the dropped ones are not evicted yet"
-    assert blocks.match(blocks_of(replace(left, kv_tag=b"other"))) == (2, 0)
 
 
 def test_what_runs_is_not_evicted_and_a_prompt_without_room_waits():

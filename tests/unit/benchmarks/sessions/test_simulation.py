@@ -10,7 +10,6 @@ from cluster.plan.gpus import GPUS
 
 HARDWARE = Hardware(GPUS["h100"], 4, 512)
 STOCK, SKIM, CATCH_UP = System(), System(skim=True), System(skim=True, catch_up=True)
-AGEING = System(skim=True, catch_up=True, ageing=True)
 FP8 = System(kv_bits=8)
 
 
@@ -52,22 +51,6 @@ def test_without_catch_up_the_same_session_stays_skimmed():
     """The control: what the target has read for no client makes the turns dense."""
     found = counted(SKIM, [session(24_000, 6)]).asked
     assert all(turn.kept < turn.size for turn in found)
-
-
-@pytest.mark.usefixtures("from_the_start")
-@pytest.mark.parametrize("ages", [True, False])
-def test_old_results_shrink_in_place_and_what_follows_them_stays_cached(ages):
-    """The control: without ageing the same session runs on the whole prompt."""
-    large = [session(24_000, 16, new=3000)]
-    found = counted(AGEING if ages else CATCH_UP, large, turns=15).asked
-    aged = [turn for turn in found if turn.reason == "speculative aged"]
-    assert (len(aged) >= 5) == ages
-    if ages:
-        last = found[-1]
-        assert last.kept < 0.8 * last.size
-        assert last.cached > last.kept - 3000 - 4 * simulation.BLOCK
-    else:
-        assert found[-1].kept == found[-1].size
 
 
 @pytest.mark.usefixtures("from_the_start")

@@ -115,15 +115,6 @@ def test_a_guard_that_kept_more_is_named():
     assert data_of(explain_page(explanation, prompt))["facts"][-1][1].endswith("of the kind listing")
 
 
-def test_an_aged_prompt_is_named():
-    explanation, prompt = of_tokens(200)
-    explanation["decision"] = {"reason": "aged", "guard": ""}
-    assert data_of(explain_page(explanation, prompt))["facts"][-1] == [
-        "aged:",
-        "old results of tools were shortened before",
-    ]
-
-
 def test_a_catch_up_is_told():
     explanation, prompt = of_tokens(200)
     explanation["catch_up"] = {"state": "done", "tokens": 1204, "of": 1204, "agreement": 1.0}

@@ -233,7 +233,6 @@ def test_prompts_that_are_none(pair, prompt, message):
         ({"enabled": "always"}, "options of ask"),
         ({"explain_text": True}, "explain_text is an option of requests to a router"),
         ({"catch_up": "off"}, "catch_up is an option of requests to a router"),
-        ({"age": {"turns": 2, "keep": 0.5}}, "age is an option of requests to a router"),
         ({"protected_spans": [[5, 100]]}, r"\[5, 100\]"),
     ],
 )

@@ -15,7 +15,7 @@ from kv_transfer.limits.target import (
     first_logprobs,
     reserved_names,
 )
-from kv_transfer.messages import GenerateRequest, KeptPrompt, Shrink
+from kv_transfer.messages import GenerateRequest, KeptPrompt
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import ModelInfo
 
@@ -50,23 +50,6 @@ def test_refused(bad: GenerateRequest, words: list[str]) -> None:
     with pytest.raises(InvalidRequestError) as error:
         check_request(bad, INFO)
     assert all(word in str(error.value) for word in words)
-
-
-@pytest.mark.parametrize(
-    "dropped",
-    [[[0, 16]], [[8, 17]], [[-16, 16]], [[16, 16]], [[16, 32], [32, 48]], [[32, 48], [0, 16]], [[48, 64]], []],
-)
-def test_a_prompt_shrinks_by_whole_blocks_of_a_target_that_can(dropped: list) -> None:
-    info = replace(INFO, shrinks_by=16, max_model_len=64)
-    asked = request(60, 60, {"max_tokens": 1})
-    shrink = Shrink(np.array(dropped, np.int32).reshape(-1, 2), b"tag")
-    if dropped == [[0, 16]]:
-        assert check_request(replace(asked, shrink=shrink), info) == 1
-        refusing, words = replace(info, shrinks_by=0), "leave shrink out"
-    else:
-        refusing, words = info, "sorted spans of whole blocks of 16 tokens"
-    with pytest.raises(InvalidRequestError, match=words):
-        check_request(replace(asked, shrink=shrink), refusing)
 
 
 def test_taken_up_to_the_limits() -> None:

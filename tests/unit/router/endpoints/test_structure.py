@@ -15,7 +15,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from tests.unit.actors.local_meter import LocalMeter
-from tests.unit.router.conftest import MODEL_NAME, MODELS, SELECT_TIMEOUT_S, LocalPools, until
+from tests.unit.router.conftest import MODEL_NAME, MODELS, SELECT_TIMEOUT_S, LocalPools
 from tests.unit.router.prompt.test_contents import FOLDER
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -390,27 +390,3 @@ async def test_usage_has_the_tokens_that_were_written_to_the_cache(tools_app, re
     assert (usage["cache_creation_input_tokens"] in (0, 16), usage["output_tokens"]) == (True, 2)
     parts = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     assert sum(usage[part] for part in parts) == first["prompt_tokens"]
-
-
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
-async def test_old_results_age(tools_app, path):
-    """Of three results, the first two are old after the answer; the answer to the next turn tells what is dropped."""
-    results = [make_document(1300, seed=seed).document for seed in (11, 12, 13)]
-    body, catch_ups = tool_body(path, results), tools_app.dispatcher.catch_ups
-    body = json.loads(json.dumps(body).replace(QUESTION, "What is the price of the golden kettle?"))
-    aged = {"enabled": "auto", "catch_up": "always", "age": {"turns": 3, "keep": 0.25}, "min_prompt_tokens": 256}
-    first = await tools_app.client.post(path, json={**body, "cache_salt": path, "speculative_prefill": aged})
-    assert first.headers.get("x-skim-catch-up") == "planned;reason=requested", first.headers["x-skim-reason"]
-    await until(lambda: not catch_ups._running and not catch_ups._waiting)
-    said = [{"role": "assistant", "content": "No file."}, {"role": "user", "content": "Are you sure?"}]
-    name = "input" if path == RESPONSES else "messages"
-    later = {**body, name: [*body[name], *said], "cache_salt": path, "speculative_prefill": aged}
-    second = await tools_app.client.post(path, json=later)
-    assert second.headers["x-skim-reason"] == "aged", second.text
-    kept = tools_app.pools.generates[-1].prompt
-    usage = second.json()["usage"]
-    told = usage.get("prompt_tokens_details") or usage["input_tokens_details"]
-    assert told["dropped_tokens"] == kept.context_length - kept.token_ids.size > 1000
-    assert told["largest_dropped"] == {"role": "tool", "tokens": told["dropped_tokens"]}
-    text = tools_app.tokenizer.decode(kept.token_ids)
-    assert [result in text for result in results] == [False, False, True]

@@ -6,11 +6,9 @@ import pytest
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from kv_transfer.options import AUTO_COVERAGE, DecodeOptions, SelectionOptions
 from router.options.errors import HttpError, InvalidOptionError
-from router.options.policies import Age
 from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions, describe_range, read_decode
 from router.options.settings import RouterConfig
 
@@ -99,50 +97,6 @@ def test_a_deployment_file_may_say_off():
 def test_other_values_of_catch_up_are_refused(value):
     error = refusal(body={"catch_up": value})
     assert str(error).startswith("speculative_prefill.catch_up must be one of auto, off, always, not ")
-
-
-@pytest.mark.parametrize(
-    ("header", "body", "age"),
-    [
-        (None, None, None),
-        (None, {"age": {"turns": 4, "keep": 0.3}}, Age(turns=4, keep=0.3)),
-        ('age={"turns": 2, "keep": 0.5}; keep=0.3', None, Age(turns=2, keep=0.5)),
-        ('age={"turns": 2, "keep": 0.5}', {"age": None}, None),
-    ],
-)
-def test_ageing(header, body, age):
-    assert PREFILL.resolve(DEFAULTS, header, body).age == age
-
-
-@pytest.mark.parametrize(
-    ("value", "name"),
-    [
-        (3, ""),
-        (True, ""),
-        ({"turns": 0, "keep": 0.3}, ".turns"),
-        ({"turns": 2.5, "keep": 0.3}, ".turns"),
-        ({"turns": 2, "keep": 1}, ".keep"),
-        ({"turns": 2, "keep": 0}, ".keep"),
-        ({"turns": 2}, ".keep"),
-        ({"turns": 2, "keep": 0.3, "what": 1}, ".what"),
-    ],
-)
-def test_other_values_of_age_are_refused(value, name):
-    told = f"speculative_prefill.age{name} must be null or an object with turns, an integer >= 1, and keep, a number"
-    assert str(refusal(body={"age": value})).startswith(told)
-
-
-def test_ageing_needs_idle_time():
-    told = "speculative_prefill: age needs catch_up auto or always, because aged results are read in idle time"
-    age = Age(turns=4, keep=0.3)
-    assert str(refusal(body={"age": {"turns": 4, "keep": 0.3}, "catch_up": "off"})) == told
-    with pytest.raises(InvalidOptionError, match="age needs catch_up"):
-        PREFILL.resolve(PrefillOptions(catch_up="off"), None, {"age": {"turns": 4, "keep": 0.3}})
-    with pytest.raises(ValidationError, match="age needs catch_up"):
-        RouterConfig(age=age, catch_up="off")
-    # A client that wants no catch-up wants no ageing of the deployment's.
-    assert PREFILL.resolve(PrefillOptions(age=age), None, {"catch_up": "off"}).age is None
-    assert PREFILL.resolve(PrefillOptions(age=age), None, {"keep_rate": 0.3}).age == age
 
 
 def test_drafting_is_on_or_off():
