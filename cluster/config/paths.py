@@ -8,31 +8,27 @@ from typing import Any, Literal
 from skim_common.engine_options import from_json, read_adapter
 from skim_common.models.source import is_hub_name, located
 
-Kind = Literal["file", "model", "written"]
+Kind = Literal["file", "model"]
 
 PATHS: Mapping[str, Kind] = {
     "allowed_local_media_path": "file",
     "chat_template": "file",
-    "compilation_config.cache_dir": "written",
-    "compilation_config.debug_dump_path": "written",
     "draft_model": "model",
     "generation_config": "model",
     "head_profile": "file",
     "hf_config_path": "model",
     "lora_modules.path": "model",
     "mm_encoder_fp8_scale_path": "file",
-    "mm_encoder_fp8_scale_save_path": "written",
     "reasoning_parser_plugin": "file",
     "spec_model": "model",
-    "speculative_config.draft_load_config.download_dir": "written",
     "speculative_config.model": "model",
     "ssl_certfile": "file",
     "ssl_keyfile": "file",
     "structured_outputs_config.reasoning_parser_plugin": "file",
     "tool_parser_plugin": "file",
 }
-"""By option, and field of an option. file: a file or a folder that is read. model: a folder, or a hub name. written: a
-file or a folder that an engine writes to."""
+"""By option, and field of an option. file: a file or a folder that is read. model: a folder, or a hub name. What an
+engine writes is not here: such a path starts at the engine's working directory."""
 
 _STRUCTURED = {name.partition(".")[0] for name in PATHS if "." in name}
 

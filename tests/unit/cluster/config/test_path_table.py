@@ -22,11 +22,15 @@ LIKE_A_PATH = re.compile(
 )
 
 NO_PATHS = {
-    "api_key", "default_chat_template_kwargs", "kv_transfer_config.kv_connector_module_path",
-    "lora_modules.base_model_name", "lora_modules.name", "lora_target_modules", "model_class_overrides", "model_impl",
-    "model_weights", "root_path", "speculative_config.draft_load_config.model_loader_extra_config", "tokenizer_mode",
+    "api_key", "compilation_config.cache_dir", "compilation_config.debug_dump_path",
+    "default_chat_template_kwargs", "kv_transfer_config.kv_connector_module_path",
+    "lora_modules.base_model_name", "lora_modules.name", "lora_target_modules", "mm_encoder_fp8_scale_save_path",
+    "model_class_overrides", "model_impl", "model_weights", "root_path",
+    "speculative_config.draft_load_config.download_dir",
+    "speculative_config.draft_load_config.model_loader_extra_config", "tokenizer_mode",
 }  # fmt: skip
-"""Names of other things: of Python modules, models for clients, layers; places in an object store or a URL."""
+"""Names of other things: of Python modules, models for clients, layers; places in an object store or a URL; places that
+an engine writes to."""
 
 SETTINGS_WITH_PATHS = {
     "speculator.model", "target.model", "target.prefill.model", "router.api_keys_file", "router.tls_cert",

@@ -63,9 +63,9 @@ def test_adapters_keep_their_other_fields_and_hub_names():
 
 
 def test_an_option_may_be_json_text():
-    text = json.dumps({"cache_dir": "c", "mode": 0})
-    assert with_located_paths({"compilation_config": text}, HERE) == {
-        "compilation_config": {"cache_dir": "/here/c", "mode": 0}
+    text = json.dumps({"model": "./c", "method": "eagle"})
+    assert with_located_paths({"speculative_config": text}, HERE) == {
+        "speculative_config": {"model": "/here/c", "method": "eagle"}
     }
 
 
