@@ -50,8 +50,6 @@ class ModelVolumeConfig(BaseModel):
     claim: Name | None = Field(
         None, description="persistent volume claim with the model folders; null: the image holds them"
     )
-    size: Quantity | None = Field(None, description="size of the claim to write; null: the claim exists")
-    storage_class: str | None = Field(None, description="storage class of the claim to write; null: the default")
 
 
 class HubConfig(BaseModel):
@@ -61,17 +59,8 @@ class HubConfig(BaseModel):
 
     mount_path: str = Field("/hub", pattern=r"^/[^ :]+$", description="folder of the cache in the pods (HF_HOME)")
     claim: Name | None = Field(
-        None, description="persistent volume claim for the cache that all pods share; null: see host_path"
+        None, description="persistent volume claim for a cache that all pods share; null: each pod has one of its own"
     )
-    host_path: str | None = Field(
-        None,
-        pattern=r"^/[^ :]+$",
-        description="folder on each Kubernetes node that user 1000 may write to; null: each pod has a cache of its own",
-    )
-    size: Quantity | None = Field(
-        None, description="with claim: size of the claim to write, null: it exists; without: limit of a pod's cache"
-    )
-    storage_class: str | None = Field(None, description="storage class of the claim to write; null: the default")
     token_secret: Name | None = Field(
         None, description="Secret with the token (HF_TOKEN); null: the Secret of kubernetes.secret, if it has the key"
     )
@@ -79,12 +68,6 @@ class HubConfig(BaseModel):
     endpoint: str | None = Field(
         None, pattern=r"^https?://[^/\s:]+(:[0-9]{1,5})?(/\S*)?$", description="URL of another hub (HF_ENDPOINT)"
     )
-
-    @model_validator(mode="after")
-    def _one_volume(self) -> Self:
-        if self.claim and self.host_path:
-            raise ValueError("claim and host_path are two places for one cache: keep one of them")
-        return self
 
 
 class RedisConfig(BaseModel):

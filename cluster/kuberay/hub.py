@@ -39,14 +39,8 @@ def hub_variables(config: DeploymentConfig) -> list[dict[str, Any]]:
 def cache(config: DeploymentConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     """The volume of the cache: source and mount."""
     hub = config.kubernetes.hub
-    if hub.claim:
-        source: dict[str, Any] = {"persistentVolumeClaim": {"claimName": hub.claim}}
-    elif hub.host_path:
-        # `Directory`: Kubernetes would create a missing folder for root, and the pods run as another user.
-        source = {"hostPath": {"path": hub.host_path, "type": "Directory"}}
-    else:
-        source = {"emptyDir": {"sizeLimit": hub.size} if hub.size else {}}
-    return source, {"mountPath": hub.mount_path}
+    shared: dict[str, Any] = {"persistentVolumeClaim": {"claimName": hub.claim}}
+    return shared if hub.claim else {"emptyDir": {}}, {"mountPath": hub.mount_path}
 
 
 def port_of(url: str) -> int:

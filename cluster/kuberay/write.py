@@ -10,7 +10,6 @@ from cluster.kuberay.job import batch_job
 from cluster.kuberay.monitoring import alert_rules, dashboard, pod_monitors
 from cluster.kuberay.pods import Object
 from cluster.kuberay.service import ray_service
-from cluster.kuberay.storage import model_claims
 from skim_common.errors import SkimError
 
 HEADER = "# Written by `skim manifests`: change the deployment file, not this one.\n"
@@ -34,7 +33,6 @@ def manifests(config: DeploymentConfig) -> dict[str, list[Object]]:
     """Objects by file name. `kubectl apply -f DIR` applies all except jobs/, which a user starts one by one."""
     batch = config.kubernetes.batch
     files = {
-        "models.yaml": model_claims(config),
         "network-policies.yaml": network_policies(config),
         "disruption-budgets.yaml": disruption_budgets(config),
         "pod-monitors.yaml": pod_monitors(config),

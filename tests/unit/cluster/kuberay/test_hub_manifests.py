@@ -56,10 +56,7 @@ def test_only_pods_with_replicas_download_and_only_models_of_a_hub(named):
     ("settings", "source"),
     [
         ({}, {"emptyDir": {}}),
-        ({"size": "90Gi"}, {"emptyDir": {"sizeLimit": "90Gi"}}),
         ({"claim": "cache"}, {"persistentVolumeClaim": {"claimName": "cache"}}),
-        ({"claim": "cache", "size": "90Gi"}, {"persistentVolumeClaim": {"claimName": "cache"}}),
-        ({"host_path": "/var/hub"}, {"hostPath": {"path": "/var/hub", "type": "Directory"}}),
     ],
 )
 def test_the_cache_of_the_hub_is_on_a_volume(settings, source):
@@ -68,8 +65,6 @@ def test_the_cache_of_the_hub_is_on_a_volume(settings, source):
     assert next(volume for volume in volumes if volume["name"] == "hub-cache") == {"name": "hub-cache", **source}
     assert {"name": "hub-cache", "mountPath": "/cache"} in container["volumeMounts"]
     assert variables(container)["HF_HOME"] == "/cache"
-    claims = [thing["metadata"]["name"] for thing in manifests(config).get("models.yaml", [])]
-    assert claims == (["cache"] if settings.keys() >= {"claim", "size"} else [])
 
 
 def test_the_token_and_the_address_of_the_hub():
@@ -90,7 +85,6 @@ def test_the_token_and_the_address_of_the_hub():
 @pytest.mark.parametrize(
     ("settings", "wrong"),
     [
-        ({"claim": "a", "host_path": "/b"}, "kubernetes.hub: claim and host_path are two places for one cache"),
         ({"mount_path": "/models"}, "kubernetes: hub.mount_path and models.mount_path are both /models"),
         ({"endpoint": "hub.example.com"}, "kubernetes.hub.endpoint: "),
     ],
