@@ -109,7 +109,6 @@ class RouterDeployment:
     async def drain(self) -> bool:
         """As `DrainingApp.drain`; who deletes the application asks for it."""
         self._dispatcher.catch_ups.close()
-        self._dispatcher.held_answers.close()
         return self._front.drain()
 
     async def serves(self) -> bool:

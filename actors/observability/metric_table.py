@@ -123,12 +123,6 @@ _ALL = (
     ),
     Metric("skim_router_catch_up_tokens_total", "counter", "tokens that the target read for them"),
     Metric(
-        "skim_router_held_answers_total",
-        "counter",
-        "answers not streamed whose client hung up: held, and resumed by the same request",
-        ("outcome",),
-    ),
-    Metric(
         "skim_router_pool_replicas",
         "gauge",
         "replicas of a pool or the router: configured (wanted) and running (serving)",

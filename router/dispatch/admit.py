@@ -4,14 +4,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 from actors.observability.meter import Meter
-from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import AUTO
 from router.admission.api_keys import FIRST_PRIORITY
 from router.admission.controller import Admission
 from router.admission.load_shedding import least_keep, lighter_decoding
 from router.admission.ticket import AdmissionRequest, Ticket
 from router.decision.cost_model import Work
-from router.decision.forecast import Forecast
 from router.decision.forecaster import Forecaster
 from router.decision.guard import says_how_much
 from router.decision.rules import Decision
@@ -26,9 +24,8 @@ def admit(
     prepared: Prepared,
     call: CallState,
     decision: Decision,
-    kept: KeptPrompt | None = None,
 ) -> AbstractAsyncContextManager[Ticket]:
-    """As `Admission.admitted`, for a prompt in the mode of `decision`. kept: of one whose answer goes on."""
+    """As `Admission.admitted`, for a prompt in the mode of `decision`."""
     request, most_tokens = call.request, prepared.prompt.max_tokens
     step = request.beam_search and call.group.prompts > 0
     # A beam search's later steps go before all others, because their request runs already.
@@ -39,21 +36,12 @@ def admit(
     work = forecaster.work(
         prepared.forecast, prepared.options, most_tokens, selects=decision.speculative, reads_for_drafts=drafts
     )
-    if kept is not None:
-        work = replace(work, target_ms=_missing_ms(forecaster, prepared.forecast, kept))
     if not prepared.prompt.answers:
         work = replace(work, target_ms=0.0, answers=False)
     less: Work | None = None
     if decision.speculative and (options := _with_least_keep(prepared, request)) is not None:
         less = forecaster.work(prepared.forecast, options, most_tokens, selects=True, reads_for_drafts=drafts)
     return admission.admitted(asking, work, less)
-
-
-def _missing_ms(forecaster: Forecaster, forecast: Forecast, kept: KeptPrompt) -> float:
-    """What the target has lost of a kept prompt that it has read, in milliseconds of reading."""
-    size = int(kept.token_ids.size)
-    known = forecast.known_dense if forecast.is_whole(kept) else forecast.kept.kept
-    return forecaster.read_ms(forecast, size, min(known, size)) or 0.0
 
 
 def shed_load(prepared: Prepared, outcome: Outcome, ticket: Ticket, meter: Meter) -> Prepared:

@@ -1,6 +1,5 @@
 """The way of one prompt through the router and the pools: prepare, decide, admit, select, generate, record."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -22,7 +21,6 @@ from router.decision.rules import CACHED, Decision
 from router.dispatch.admit import admit, shed_load
 from router.dispatch.catch_up import CatchUps
 from router.dispatch.generation import Generation
-from router.dispatch.held_answers import HeldAnswers, OpenAnswer
 from router.dispatch.losses import loss_refused
 from router.dispatch.metrics import (
     ClientMetrics,
@@ -80,7 +78,6 @@ class Dispatcher:
             has_home=settings.affinity,
         )
         self.background = BackgroundTasks()
-        self.held_answers = HeldAnswers(meter, self.admission, self.background, enabled=settings.migration)
         fallback = LexicalFallback(pools, enabled=settings.on_speculator_failure == "lexical")
         self._selection = SelectionClient(
             settings.select_timeout_s, self.admission, self.forecaster, self._guard, fallback, self.background
@@ -88,7 +85,7 @@ class Dispatcher:
 
     async def run(self, request_id: str, prompt: Prompt, call: CallState) -> AsyncGenerator[GenerateOutput, None]:
         """Stream the answer. Raises SkimError. Closing the generator aborts the request in both pools, as its deadline
-        does. An answer that nobody has seen a part of is then held (`router.dispatch.held_answers`)."""
+        does."""
         deadline = call.request.deadline
         with self._counting_missed(call):
             deadline.check()
@@ -156,66 +153,36 @@ class Dispatcher:
     async def _answer(self, request_id: str, prompt: Prompt, call: CallState) -> AsyncGenerator[GenerateOutput, None]:
         """The way of a prompt: prepare, decide, admit, select, generate, record."""
         self.selections.check(call.request.options)
-        outcome, ticket, held = call.begin(prompt), None, None
+        outcome, ticket = call.begin(prompt), None
         try:
             self._begin(request_id, outcome)
             self._refuse(prompt, outcome)
             whole = self._preparation.prepare(self.pools, request_id, prompt, call.request)
             self.catch_ups.arrived(whole)
-            held = self.held_answers.claim(whole, call.request)
-            prepared, decision = await self._resume(whole, outcome, held) if held else self._decide(whole, outcome)
+            decision = self._decide(whole, outcome)
             call.release_intake()
-            if held is not None and held.record.finished:
-                yield self._give(whole, outcome, held.record)
-                self.catch_ups.begin(self.pools, whole, outcome, held.record)
-                return
-            kept = held.kept if held else None
-            async with admit(self.admission, self.forecaster, prepared, call, decision, kept) as ticket:
+            async with admit(self.admission, self.forecaster, whole, call, decision) as ticket:
                 self._hold_back(ticket)
-                if held is None:
-                    prepared = shed_load(prepared, outcome, ticket, self.meter)
-                    prepared, kept = await self._select(prepared, outcome, decision, ticket)
-                    held = OpenAnswer.begin(self.pools, prepared, outcome, kept)
+                prepared = shed_load(whole, outcome, ticket, self.meter)
+                prepared, kept = await self._select(prepared, outcome, decision, ticket)
+                read = kept.in_reading_order(self.pools.target.max_position - prompt.max_tokens)
+                answer = AnswerRecord(prepared.generate_request(read), call.add_logprobs)
                 record_decision(self.meter, outcome)
-                with Generation(self, prepared, outcome, held.kept, held.record, ticket) as generation:
+                with Generation(self, prepared, outcome, kept, answer, ticket) as generation:
                     async with aclosing(generation.outputs()) as outputs:
                         async for output in outputs:
                             generation.note(output)
                             yield output
-                self._record_answer(whole, outcome, held.record, ticket)
-        except (asyncio.CancelledError, GeneratorExit):
-            if held is not None:
-                self.held_answers.hold(self.pools, held)
-            raise
+                self._record_answer(whole, outcome, answer, ticket)
         except (RefusedError, InvalidRequestError, EngineUnavailableError):
             if ticket is None or not ticket.began_at:
                 outcome.give_back()
-                if held is not None:
-                    self.held_answers.hold(self.pools, held)
             raise
 
     def _hold_back(self, ticket: Ticket) -> None:
         """End the work that no client waits for, under load."""
         if ticket.load >= CATCH_UP:
             self.catch_ups.hold()
-            self.held_answers.hold_back()
-
-    async def _resume(self, whole: Prepared, outcome: Outcome, held: OpenAnswer) -> tuple[Prepared, Decision]:
-        """The request is asked again: its answer goes on as it was decided."""
-        await held.resume(whole, outcome)
-        if outcome.selection is not None:
-            self._explain(held.prepared, outcome, outcome.selection)
-        return whole, Decision(False, outcome.reason)
-
-    def _give(self, prepared: Prepared, outcome: Outcome, record: AnswerRecord) -> GenerateOutput:
-        """A complete answer, for which no pool works now."""
-        outcome.give_back()
-        record_decision(self.meter, outcome)
-        waited = since_arrival(outcome, prepared.started)
-        self.clients.began(prepared.size, waited)
-        self.clients.ended(prepared.size, waited)
-        outcome.call.answering = True
-        return record.whole()
 
     def _begin(self, request_id: str, outcome: Outcome) -> None:
         outcome.call.request_id = outcome.call.request_id or request_id
@@ -231,7 +198,7 @@ class Dispatcher:
         # The whole prompt must fit, because it runs dense if the selection fails.
         check_target_length(size, size, prompt.max_tokens, self.pools.target)
 
-    def _decide(self, prepared: Prepared, outcome: Outcome) -> tuple[Prepared, Decision]:
+    def _decide(self, prepared: Prepared, outcome: Outcome) -> Decision:
         """Whether the prompt runs dense or speculative."""
         outcome.caught_up = self.catch_ups.tokens(prepared)
         decision, chat = prepared.ruled, prepared.prompt.rendered.chat
@@ -246,7 +213,7 @@ class Dispatcher:
         if decision.speculative and prepared.advice.acts and not self.catch_ups.agreements.trusts(outcome.shape):
             decision = self._guard.disagrees()
         outcome.decided(prepared, decision)
-        return prepared, decision
+        return decision
 
     async def _select(
         self, prepared: Prepared, outcome: Outcome, decision: Decision, ticket: Ticket
@@ -282,5 +249,5 @@ class Dispatcher:
     def _record_answer(self, prepared: Prepared, outcome: Outcome, answer: AnswerRecord, ticket: Ticket) -> None:
         """Count and learn from a complete answer, and catch up what it was not made from."""
         self.clients.ended(prepared.size, since_arrival(outcome, prepared.started))
-        self.admission.answered(ticket, int(answer.first_token_ids.size) - answer.earlier_tokens)
+        self.admission.answered(ticket, int(answer.first_token_ids.size))
         self.catch_ups.begin(self.pools, prepared, outcome, answer)

@@ -72,8 +72,6 @@ class Generation:
         self._held = True
         if self._ticket.stage == "prefill":
             self._dispatcher.admission.prefilled(self._ticket, output)
-            if self._answer.earlier_tokens and 2 * output.cached_tokens >= self._kept.token_ids.size:
-                self._outcome.give_back()  # the request before has paid for the prompt, and the target still has it
             self._dispatcher.clients.began(self._prepared.size, since_arrival(self._outcome, self._prepared.started))
 
     def note(self, output: GenerateOutput) -> None:

@@ -83,7 +83,7 @@ class Outcome:
         """The reason with parameters, as an HTTP structured field (RFC 9651): both estimates in milliseconds, and the
         notes. guard: the kind of question for which more is kept. option: what would let a selection drop something.
         unmapped: the number of contents that are kept because their place is unknown. shed: what was left out because
-        of the load (`router.admission.load_shedding`). again: tokens of the answer that an earlier request left."""
+        of the load (`router.admission.load_shedding`)."""
         found: dict[str, str | int] = {}
         if self.estimate is not None:
             found = {"dense": f"{self.estimate.dense:.0f}", "speculative": f"{self.estimate.speculative:.0f}"}
@@ -114,12 +114,6 @@ class Outcome:
         self.mode, self.selection, self.tokens_ahead = "speculative", selection, options.tokens_ahead
         self.timings |= dict(selection.timings)
         self.timings["transfer"] = max(0.0, elapsed_ms - sum(selection.timings.values()))
-
-    def resume(self, earlier: "Outcome", tokens: int) -> None:
-        """The prompt is asked again and runs as it did then. tokens: those that its answer has already."""
-        self.mode, self.reason, self.notes = earlier.mode, earlier.reason, {**earlier.notes, "again": tokens}
-        self.selection, self.messages, self.tokens_ahead = earlier.selection, earlier.messages, earlier.tokens_ahead
-        self.catch_up, self.caught_up, self.shape = earlier.catch_up, earlier.caught_up, earlier.shape
 
     def distrusted(self, reason: str) -> None:
         """The prompt runs dense after its selection. The times stay: the client waited for it."""

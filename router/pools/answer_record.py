@@ -42,7 +42,7 @@ class AnswerRecord:
 
     request: as the dispatcher made it; its `output_kind` is the client's. asked: what an engine gets: the same request
     with DELTA outputs. hold: called with the number of log probabilities that are added to an answer held here; it may
-    raise an error that ends the request. earlier_tokens: those that a request before this one has made.
+    raise an error that ends the request.
     """
 
     def __init__(self, request: GenerateRequest, hold: Callable[[int], None] = lambda count: None) -> None:
@@ -50,7 +50,7 @@ class AnswerRecord:
         self._kind = request.sampling.get("output_kind", DELTA)
         self._parts = [_Part() for _ in range(request.sampling.get("n") or 1)]
         self._first: GenerateOutput | None = None
-        self._cached_tokens = self._created_tokens = self.earlier_tokens = 0
+        self._cached_tokens = self._created_tokens = 0
         self.asked = request
         if self._kind != DELTA:
             few = 0 <= (request.sampling.get("logprobs") or 0) <= MAX_TOGETHER
@@ -79,21 +79,6 @@ class AnswerRecord:
     def first_token_ids(self) -> Int32Array:
         """The tokens of the first answer, int32 [A]."""
         return np.array(self._parts[0].token_ids, np.int32)
-
-    def continued_by(self, request: GenerateRequest) -> "AnswerRecord":
-        """These answers, which another request goes on with. It asks for the same, without log probabilities."""
-        record = AnswerRecord(request)
-        record._parts, record.earlier_tokens = self._parts, sum(len(part.token_ids) for part in self._parts)
-        return record
-
-    def whole(self) -> GenerateOutput:
-        """All that there is of the answers, in one output."""
-        return GenerateOutput(
-            self._whole(range(len(self._parts))),
-            self.finished,
-            self._cached_tokens,
-            created_tokens=self._created_tokens,
-        )
 
     def continuation(self, index: int) -> GenerateRequest:
         """The request that continues answer `index` alone, on any replica. The drafting session is the first one's."""
@@ -127,8 +112,6 @@ class AnswerRecord:
             self._created_tokens = max(self._created_tokens, output.created_tokens)
             grown = [self._grow(completion) for completion in output.completions]
         else:
-            if self.earlier_tokens and earlier is None:  # as if it had asked for the prompt alone
-                self._cached_tokens = min(output.cached_tokens, int(self.asked.prompt.token_ids.size) - 1)
             grown = [self._grow(self._continued(completion, index)) for completion in output.completions]
         if self._kind == DELTA:
             if index is None:

@@ -151,13 +151,6 @@ def use_pools(served: SimpleNamespace) -> Iterator[Any]:
 
     yield use
     served.dispatcher.pools = before
-    hold_none(served.dispatcher)
-
-
-def hold_none(dispatcher: Dispatcher) -> None:
-    """No test goes on with an answer that another one left."""
-    dispatcher.held_answers.hold_back()
-    dispatcher.held_answers._held.clear()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from skim_common.models.info import ModelInfo
 from tests.unit.actors.mock_actors import mock_settings
 from tests.unit.actors.observability.span_recorder import SpanRecorder, parent_of
 from tests.unit.router.asgi_calls import middleware
-from tests.unit.router.conftest import MAX_MODEL_LEN, MODELS, hold_none, until
+from tests.unit.router.conftest import MAX_MODEL_LEN, MODELS, until
 from tests.unit.router.endpoints.test_endpoints import ENDPOINTS, request_body
 from tests.unit.router.endpoints.test_http_errors import raw_call
 
@@ -99,7 +99,6 @@ async def traced(served, monkeypatch):
 
     yield use
     served.dispatcher.pools = before
-    hold_none(served.dispatcher)
     del served.switch.tracer
 
 
