@@ -1,6 +1,5 @@
 """Protection of the pods: disruption budgets and network policies."""
 
-from cluster.config.kubernetes import KubernetesConfig
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay import hub
 from cluster.kuberay.pods import HEAD_PORTS, METRICS_PORT, Object, labels, metadata
@@ -37,7 +36,7 @@ def network_policies(config: DeploymentConfig) -> list[Object]:
     own = {"podSelector": {"matchLabels": labels(settings)}}
     clients = [{"podSelector": {}}, *(_namespace(name) for name in settings.network.client_namespaces)]
     metrics = [METRICS_PORT, HEAD_PORTS["as-metrics"], HEAD_PORTS["dash-metrics"]]
-    policies = [
+    return [
         _policy(
             config,
             "ray",
@@ -48,7 +47,7 @@ def network_policies(config: DeploymentConfig) -> list[Object]:
                 {"from": [_namespace(settings.network.operator_namespace)], "ports": _tcp(HEAD_PORTS["dashboard"])},
                 {"from": [_namespace(settings.network.monitoring_namespace)], "ports": _tcp(*metrics)},
             ],
-            egress=[{"to": [own]}, {"ports": DNS_PORTS}, *_own_redis(config), *_collector(config)],
+            egress=[{"to": [own]}, {"ports": DNS_PORTS + _tcp(*_outside(config))}],
         ),
         _policy(
             config,
@@ -58,40 +57,22 @@ def network_policies(config: DeploymentConfig) -> list[Object]:
             egress=[{"ports": _tcp(443, 6443)}],
         ),
     ]
+
+
+def _outside(config: DeploymentConfig) -> list[int]:
+    """Ports of the services that the deployment names, at any address: the hub, the traces' collector, Redis, and the
+    endpoint and object stores of batch jobs. A policy can name no hosts.
+    """
+    settings, traces = config.kubernetes, config.observability.traces
+    urls = [traces.endpoint] if traces else []
     if hub.downloads(config, "router"):
-        policies.append(_policy(config, "hub", _serving(settings), egress=[{"ports": _tcp(_hub_port(settings))}]))
-    if settings.batch:  # batch jobs use object stores, and perhaps an endpoint that is not a pod of ours
-        ports = {443, *([hub.port_of(settings.batch.endpoint)] if settings.batch.endpoint else [])}
-        policies.append(
-            _policy(
-                config, "batch", {"matchLabels": labels(settings, "batch")}, egress=[{"ports": _tcp(*sorted(ports))}]
-            )
-        )
-    return policies
-
-
-def _own_redis(config: DeploymentConfig) -> list[Object]:
-    """Egress to the port of Redis."""
-    redis = config.kubernetes.redis
-    return [{"ports": _tcp(int(redis.address.rpartition(":")[2]))}] if redis else []
-
-
-def _collector(config: DeploymentConfig) -> list[Object]:
-    """Egress to the port of the trace collector, at any address."""
-    traces = config.observability.traces
-    if traces is None:
-        return []
-    return [{"ports": _tcp(hub.port_of(traces.endpoint))}]
-
-
-def _hub_port(settings: KubernetesConfig) -> int:
-    return hub.port_of(settings.hub.endpoint) if settings.hub.endpoint else 443
-
-
-def _serving(settings: KubernetesConfig) -> Object:
-    """Selects the pods that hold replicas."""
-    holds_replicas = {"key": "app.kubernetes.io/component", "operator": "In", "values": list(hub.SERVING)}
-    return {"matchLabels": labels(settings), "matchExpressions": [holds_replicas]}
+        urls.append(settings.hub.endpoint or "https:")
+    if settings.redis:
+        urls.append("redis://" + settings.redis.address.rpartition("//")[2])
+    if batch := settings.batch:
+        urls += [batch.endpoint] if batch.endpoint else []
+        urls += ["https:"] if "://" in batch.input + batch.output else []
+    return sorted({hub.port_of(url) for url in urls})
 
 
 def _policy(config: DeploymentConfig, name: str, selector: Object, **rules: list[Object]) -> Object:

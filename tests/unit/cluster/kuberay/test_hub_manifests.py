@@ -7,7 +7,6 @@ import yaml
 from huggingface_hub import constants
 
 from cluster.config.load import config_from_flags
-from cluster.kuberay.guards import DNS_PORTS
 from cluster.kuberay.write import manifests
 from skim_common.errors import SkimError
 from tests.unit.cluster.kuberay.parts import DEMO, pods
@@ -43,13 +42,6 @@ def test_only_pods_with_replicas_download_and_only_models_of_a_hub(named):
             assert env.get("HF_HUB_OFFLINE") == (None if name in online else "1")
             assert ("HF_HOME" in env, "HF_TOKEN" in env) == (name in online,) * 2
             assert ("hub-cache" in [volume["name"] for volume in volumes]) == (name in online)
-        policies = {policy["metadata"]["name"]: policy["spec"] for policy in manifests(config)["network-policies.yaml"]}
-        assert ("skim-demo-hub" in policies) == bool(online)
-        if online:
-            policy = policies["skim-demo-hub"]
-            assert policy["egress"] == [{"ports": [{"protocol": "TCP", "port": 443}]}]
-            assert policy["podSelector"]["matchExpressions"][0]["values"] == [*SERVING, "prefill"]
-        assert {"ports": DNS_PORTS} in policies["skim-demo-ray"]["egress"]
 
 
 @pytest.mark.parametrize(
@@ -70,16 +62,14 @@ def test_the_cache_of_the_hub_is_on_a_volume(settings, source):
 def test_the_token_and_the_address_of_the_hub():
     def of_target(hub):
         config = config_from_flags(DEMO, {**HUB, "kubernetes.hub": hub})
-        [policy] = [p for p in manifests(config)["network-policies.yaml"] if p["metadata"]["name"] == "skim-demo-hub"]
         env = variables(containers(config)["RayService target"][0])
-        return env["HF_TOKEN"], env.get("HF_ENDPOINT"), policy["spec"]["egress"][0]["ports"][0]["port"]
+        return env["HF_TOKEN"], env.get("HF_ENDPOINT")
 
     optional = {"name": "skim-secrets", "key": "hf-token", "optional": True}
-    assert of_target({}) == (optional, None, 443)
+    assert of_target({}) == (optional, None)
     given = {"name": "hub", "key": "read", "optional": False}
     endpoint = "http://hub.mirrors:8080/models"
-    assert of_target({"token_secret": "hub", "token_key": "read", "endpoint": endpoint}) == (given, endpoint, 8080)
-    assert of_target({"endpoint": "https://hub.example.com"})[2] == 443
+    assert of_target({"token_secret": "hub", "token_key": "read", "endpoint": endpoint}) == (given, endpoint)
 
 
 @pytest.mark.parametrize(

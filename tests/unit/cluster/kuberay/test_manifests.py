@@ -8,6 +8,7 @@ import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
 from cluster.config.load import config_from_flags, load_config
+from cluster.kuberay.guards import DNS_PORTS
 from cluster.kuberay.service import ray_service
 from cluster.kuberay.write import HEADER, manifest_yaml, manifests, write_manifests
 from cluster.serve.app import SERVE_SWITCHES, serve_app
@@ -135,7 +136,6 @@ def test_redis():
         "redisUsername": {"value": "ray"},
         "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "r", "key": "k"}}},
     }
-    assert "7777" in manifest_yaml(manifests(config)["network-policies.yaml"])
     assert "gcsFaultToleranceOptions" not in service_of(load_config(DEMO))["rayClusterConfig"]
     for wrong in ({}, {"address": "redis.example"}):
         with pytest.raises(SkimError, match=r"kubernetes\.redis\.address"):
@@ -155,11 +155,7 @@ def test_objects_point_at_each_other(example, objects):
     templates = [template for _, template in pods(objects)]
 
     def selected(selector):
-        wanted, one_of = selector["matchLabels"].items(), selector.get("matchExpressions", [])
-        assert all(rule["operator"] == "In" for rule in one_of)
-        labels = [(t, t["metadata"]["labels"]) for t in templates]
-        chosen = [(t, has) for t, has in labels if all(has.get(rule["key"]) in rule["values"] for rule in one_of)]
-        return [t for t, has in chosen if wanted <= has.items()]
+        return [t for t in templates if selector["matchLabels"].items() <= t["metadata"]["labels"].items()]
 
     for thing in objects:
         assert thing["metadata"]["namespace"] == example.kubernetes.namespace
@@ -236,23 +232,41 @@ def test_tls_of_the_channel():
         ][0]["volumeMounts"]
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "port"),
-    [("http://collector.tracing:4318", 4318), ("https://traces.example.com/otlp", 443), ("http://c", 80)],
-)
-def test_traces_may_leave_the_cluster(endpoint, port):
-    def ways_out(config):
-        [policies] = [things for name, things in manifests(config).items() if "network-policies" in name]
-        [everywhere] = [p for p in policies if p["metadata"]["name"].endswith("-ray")]
-        return everywhere["spec"]["egress"]
-
-    traced = config_from_flags(DEMO, {"observability.traces": {"endpoint": endpoint}})
-    [way] = [way for way in ways_out(traced) if way not in ways_out(load_config(DEMO))]
-    assert way == {"ports": [{"protocol": "TCP", "port": port}]}
+def test_traces_of_all_parts_go_to_the_collector():
+    traced = config_from_flags(DEMO, {"observability.traces": {"endpoint": "http://c"}})
     served = yaml.safe_load(service_of(traced)["serveConfigV2"])["applications"][0]
     router = serve_app(served["args"])._bound_deployment
     for settings in (router.init_kwargs, *(pool.init_args[0] for pool in pools_of(router))):
-        assert settings["traces"]["endpoint"] == endpoint
+        assert settings["traces"]["endpoint"] == "http://c"
+
+
+REMOTE = {"input": "s3://a/in", "output": "s3://a/out"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "ports"),
+    [
+        ({}, []),
+        ({"observability.traces": {"endpoint": "http://collector.tracing:4318"}}, [4318]),
+        ({"observability.traces": {"endpoint": "https://traces.example.com/otlp"}}, [443]),
+        ({"target.model": "owner/big"}, [443]),
+        ({"target.model": "owner/big", "kubernetes.hub.endpoint": "http://hub.mirrors:8080/models"}, [8080]),
+        ({"kubernetes.redis.address": "rediss://redis.example:7777"}, [7777]),
+        ({"kubernetes.redis.address": "redis:6379"}, [6379]),
+        ({"kubernetes.batch": {**REMOTE, "endpoint": "http://gateway"}}, [80, 443]),
+    ],
+)
+def test_pods_reach_only_what_the_deployment_names(settings, ports):
+    """DNS, each other, and the head the API server."""
+    policies = {
+        p["metadata"]["name"]: p["spec"]["egress"]
+        for p in manifests(config_from_flags(DEMO, settings))["network-policies.yaml"]
+    }
+    assert policies.keys() == {"skim-demo-ray", "skim-demo-head"}
+    among, outside = policies["skim-demo-ray"]
+    assert among["to"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "skim-demo"
+    assert outside["ports"] == DNS_PORTS + [{"protocol": "TCP", "port": port} for port in ports]
+    assert [port["port"] for port in policies["skim-demo-head"][0]["ports"]] == [443, 6443]
 
 
 def test_a_pod_too_small_for_its_replica_is_refused():
