@@ -1,12 +1,77 @@
 """The `kubernetes:` section of a config: settings of the Kubernetes objects."""
 
+import posixpath
+import re
+from pathlib import PurePosixPath
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+MANY, A_MONTH_MIN = 10_000, 30 * 24 * 60
+"""Bounds of numbers, so that none is larger than Kubernetes' fields, which have 32 bits."""
+POD_FOLDERS = ("/tmp", "/home/skim", "/dev/shm", "/etc/skim")
+"""Folders that pods have besides those of the models and the hub (`cluster.kuberay.pods`)."""
+
+
+def _like(pattern: str, what: str) -> AfterValidator:
+    """The API server refuses a text that `pattern` does not match. what: what it must be, for the error."""
+    compiled = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if not compiled.fullmatch(text):
+            raise ValueError(f"must be {what}, not {text!r}")
+        return text
+
+    return AfterValidator(check)
+
+
+def _with_port(url: str) -> str:
+    try:
+        right = urlsplit(url if "://" in url else f"//{url}").port != 0
+    except ValueError:
+        right = False
+    if not right:
+        raise ValueError(f"the port of {url} must be between 1 and 65535")
+    return url
+
+
+def _mount_path(path: str) -> str:
+    """Written in one way, so that equal folders are equal texts."""
+    return posixpath.normpath("/" + path.lstrip("/"))
+
+
+_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_NAMED = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_DOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 
 # KubeRay appends up to 6 characters and allows 53 in total. We append a suffix for the kind of object.
-Name = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
-Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
+Name = Annotated[str, _like(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", "a name of at most 40 of a-z, 0-9 and -, as in skim-1")]
+Namespace = Annotated[str, _like(_LABEL, "a name of at most 63 of a-z, 0-9 and -")]
+ObjectName = Annotated[str, _like(rf"(?=.{{1,253}}$){_DOMAIN}", "the name of an object, of a-z, 0-9, - and .")]
+SecretKey = Annotated[
+    str, _like(r"(?!\.\.?$)[-._a-zA-Z0-9]{1,253}", "a key of a Secret, of letters, digits, -, _ and .")
+]
+Cores = Annotated[
+    str, _like(r"(?=.*[1-9])([0-9]+m|[0-9]+(\.[0-9]{1,3})?)", "a number of cores above 0, such as 4, 0.5 or 500m")
+]
+Memory = Annotated[
+    str,
+    _like(r"(?=.*[1-9])([0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)|[0-9]+)", "an amount of memory above 0, such as 16Gi"),
+]
+Resource = Annotated[str, _like(rf"{_DOMAIN}/{_NAMED}", "a resource with its domain, such as nvidia.com/gpu")]
+Label = Annotated[str, _like(rf"({_DOMAIN}/)?{_NAMED}", "the key of a label, such as example.com/zone")]
+LabelValue = Annotated[str, _like(f"({_NAMED})?", "the value of a label: at most 63 of letters, digits, -, _ and .")]
+MountPath = Annotated[
+    str,
+    _like(r"/+[^/ :][^ :]*", "a folder in the pods, such as /models, without spaces and colons"),
+    AfterValidator(_mount_path),
+]
+Url = Annotated[
+    str,
+    _like(r"https?://[^/\s:]+(:[0-9]+)?(/\S*)?", "a URL such as https://hub.example.com"),
+    AfterValidator(_with_port),
+]
 
 
 class TolerationConfig(BaseModel):
@@ -14,10 +79,16 @@ class TolerationConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    key: str
+    key: Label
     operator: Literal["Exists", "Equal"] = "Exists"
-    value: str | None = None
+    value: LabelValue | None = None
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+    @model_validator(mode="after")
+    def _value_to_equal(self) -> Self:
+        if self.value and self.operator == "Exists":
+            raise ValueError("value is compared with operator Equal alone: set operator to Equal, or remove value")
+        return self
 
 
 class PodConfig(BaseModel):
@@ -25,13 +96,15 @@ class PodConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
-    cpu: Quantity | None = Field(None, description="null: the cores that its replica reserves, rounded up")
-    memory: Quantity = "8Gi"
-    shared_memory: Quantity = Field("2Gi", description="size of /dev/shm; it counts towards memory")
-    devices: dict[str, Annotated[int, Field(gt=0)]] = Field(
+    cpu: Cores | None = Field(None, description="null: the cores that its replica reserves, rounded up")
+    memory: Memory = "8Gi"
+    shared_memory: Memory = Field("2Gi", description="size of /dev/shm; it counts towards memory")
+    devices: dict[Resource, Annotated[int, Field(gt=0)]] = Field(
         default_factory=dict, description="devices of a pod besides GPUs, by the resource name of their device plugin"
     )
-    node_selector: dict[str, str] = Field(default_factory=dict, description="labels of the Kubernetes nodes to use")
+    node_selector: dict[Label, LabelValue] = Field(
+        default_factory=dict, description="labels of the Kubernetes nodes to use"
+    )
     tolerations: tuple[TolerationConfig, ...] = Field(
         (), description="further taints to tolerate; pods with GPUs tolerate the GPU taint"
     )
@@ -42,12 +115,11 @@ class ModelVolumeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
-    mount_path: str = Field(
+    mount_path: MountPath = Field(
         "/models",
-        pattern=r"^/[^ :]+$",
         description="folder in the pods; a model folder that is not inside it is looked up here by its name",
     )
-    claim: Name | None = Field(
+    claim: ObjectName | None = Field(
         None, description="persistent volume claim with the model folders; null: the image holds them"
     )
 
@@ -57,17 +129,15 @@ class HubConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
-    mount_path: str = Field("/hub", pattern=r"^/[^ :]+$", description="folder of the cache in the pods (HF_HOME)")
-    claim: Name | None = Field(
+    mount_path: MountPath = Field("/hub", description="folder of the cache in the pods (HF_HOME)")
+    claim: ObjectName | None = Field(
         None, description="persistent volume claim for a cache that all pods share; null: each pod has one of its own"
     )
-    token_secret: Name | None = Field(
+    token_secret: ObjectName | None = Field(
         None, description="Secret with the token (HF_TOKEN); null: the Secret of kubernetes.secret, if it has the key"
     )
-    token_key: str = Field("hf-token", pattern=r"^[-._a-zA-Z0-9]+$", description="key of the token in its Secret")
-    endpoint: str | None = Field(
-        None, pattern=r"^https?://[^/\s:]+(:[0-9]{1,5})?(/\S*)?$", description="URL of another hub (HF_ENDPOINT)"
-    )
+    token_key: SecretKey = Field("hf-token", description="key of the token in its Secret")
+    endpoint: Url | None = Field(None, description="URL of another hub (HF_ENDPOINT)")
 
 
 class RedisConfig(BaseModel):
@@ -75,15 +145,12 @@ class RedisConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
-    address: str = Field(
-        pattern=r"^(rediss?://)?[^\s/:]+:[0-9]{1,5}$",
-        description="host:port of your Redis, with TLS rediss://host:port",
-    )
+    address: Annotated[
+        str, _like(r"(rediss?://)?[^\s/:]+:[0-9]+", "host:port or rediss://host:port"), AfterValidator(_with_port)
+    ] = Field(description="host:port of your Redis, with TLS rediss://host:port")
     username: str | None = Field(None, description="user of the Redis; null: its default user")
-    password_secret: Name | None = Field(None, description="Secret with the password; null: kubernetes.secret")
-    password_key: str = Field(
-        "redis-password", pattern=r"^[-._a-zA-Z0-9]+$", description="key of the password in its Secret"
-    )
+    password_secret: ObjectName | None = Field(None, description="Secret with the password; null: kubernetes.secret")
+    password_key: SecretKey = Field("redis-password", description="key of the password in its Secret")
 
 
 class BatchConfig(BaseModel):
@@ -93,15 +160,17 @@ class BatchConfig(BaseModel):
 
     input: str = Field(description="rows in OpenAI's batch format: a file under /data, or an fsspec URL")
     output: str = Field(description="answers: a file under /data, or an fsspec URL")
-    claim: Name | None = Field(None, description="persistent volume claim to mount at /data; null: none")
-    endpoint: str | None = Field(
-        None,
-        pattern=r"^https?://[^/\s:]+(:[0-9]{1,5})?$",
-        description="URL to send to; null: this deployment's Service",
+    claim: ObjectName | None = Field(None, description="persistent volume claim to mount at /data; null: none")
+    endpoint: Annotated[Url, _like(r"https?://[^/]+", "a URL without a path")] | None = Field(
+        None, description="URL to send to; null: this deployment's Service"
     )
-    nodes: int = Field(1, ge=1, description="nodes that send requests")
-    retries: int = Field(3, ge=0, description="retries of a failed job; each continues where the last one stopped")
-    keep_minutes: int = Field(60, ge=0, description="minutes for which the cluster of a finished job is kept")
+    nodes: int = Field(1, ge=1, le=MANY, description="nodes that send requests")
+    retries: int = Field(
+        3, ge=0, le=MANY, description="retries of a failed job; each continues where the last one stopped"
+    )
+    keep_minutes: int = Field(
+        60, ge=0, le=A_MONTH_MIN, description="minutes for which the cluster of a finished job is kept"
+    )
     pod: PodConfig = Field(default_factory=lambda: PodConfig(cpu="2", memory="8Gi"))
 
     @model_validator(mode="after")
@@ -118,9 +187,9 @@ class NetworkConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    client_namespaces: tuple[str, ...] = Field((), description="namespaces of clients, besides our own")
-    operator_namespace: str = Field("kuberay-system", description="namespace of the KubeRay operator")
-    monitoring_namespace: str = Field("monitoring", description="namespace of Prometheus")
+    client_namespaces: tuple[Namespace, ...] = Field((), description="namespaces of clients, besides our own")
+    operator_namespace: Namespace = Field("kuberay-system", description="namespace of the KubeRay operator")
+    monitoring_namespace: Namespace = Field("monitoring", description="namespace of Prometheus")
 
 
 class KubernetesConfig(BaseModel):
@@ -129,23 +198,29 @@ class KubernetesConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
     name: Name = "skim"
-    namespace: str = Field("default", pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)
-    image: str = Field("skim:gpu", min_length=1, description="image of all pods; see docker/")
-    image_pull_secret: str | None = None
+    namespace: Namespace = "default"
+    image: Annotated[str, _like(r"\S+", "the name of an image")] = Field(
+        "skim:gpu", description="image of all pods; see docker/"
+    )
+    image_pull_secret: ObjectName | None = None
     gpus: bool = Field(True, description="pools whose gpus_per_replica is null get one GPU per rank")
-    gpu_resource: str = Field("nvidia.com/gpu", description="resource name of a GPU, also the taint of GPU nodes")
-    secret: str = Field(
+    gpu_resource: Resource = Field("nvidia.com/gpu", description="resource name of a GPU, also the taint of GPU nodes")
+    secret: ObjectName = Field(
         "skim-secrets", description="Secret with channel-token, api-key, hf-token, redis-password, where they are used"
     )
-    api_keys_secret: Name | None = Field(
+    api_keys_secret: ObjectName | None = Field(
         None, description="Secret with keys.yaml, the router's file of API keys (SECURITY.md); null: none"
     )
-    tls_secret: str | None = Field(
+    tls_secret: ObjectName | None = Field(
         None, description="Secret with tls.crt, tls.key, ca.crt for the draft channel; null: no TLS"
     )
-    max_start_minutes: int = Field(30, ge=1, description="time limit for the start of a node, and of the whole service")
-    drain_seconds: int = Field(120, ge=0, description="how long a stopping pod may take to finish its answers")
-    monitor_labels: dict[str, str] = Field(
+    max_start_minutes: int = Field(
+        30, ge=1, le=A_MONTH_MIN, description="time limit for the start of a node, and of the whole service"
+    )
+    drain_seconds: int = Field(
+        120, ge=0, le=60 * A_MONTH_MIN, description="how long a stopping pod may take to finish its answers"
+    )
+    monitor_labels: dict[Label, LabelValue] = Field(
         default_factory=lambda: {"release": "prometheus"},
         description="labels by which Prometheus finds PodMonitors",
     )
@@ -155,10 +230,10 @@ class KubernetesConfig(BaseModel):
         None, description="null: the whole cluster starts again when the head ends (docs/kubernetes.md)"
     )
     network: NetworkConfig = Field(default_factory=lambda: NetworkConfig())
-    labels: dict[str, str] = Field(
+    labels: dict[Label, LabelValue] = Field(
         default_factory=dict, description="further labels of the RayService and the RayJob, such as a scheduler's queue"
     )
-    annotations: dict[str, str] = Field(default_factory=dict, description="further annotations of both")
+    annotations: dict[Label, str] = Field(default_factory=dict, description="further annotations of both")
     batch: BatchConfig | None = Field(None, description="a batch job on these pools; null: none")
     head: PodConfig = Field(default_factory=lambda: PodConfig(cpu="2", memory="8Gi"))
     router: PodConfig = Field(default_factory=lambda: PodConfig())
@@ -168,6 +243,14 @@ class KubernetesConfig(BaseModel):
 
     @model_validator(mode="after")
     def _volumes_apart(self) -> Self:
-        if self.hub.mount_path == self.models.mount_path:
-            raise ValueError(f"hub.mount_path and models.mount_path are both {self.hub.mount_path}: change one of them")
+        models, hub = PurePosixPath(self.models.mount_path), PurePosixPath(self.hub.mount_path)
+        if models.is_relative_to(hub) or hub.is_relative_to(models):
+            raise ValueError(
+                f"hub.mount_path and models.mount_path are {hub} and {models}: neither may hold the other, change one"
+            )
+        for name, path in (("models", models), ("hub", hub)):
+            if hidden := [folder for folder in POD_FOLDERS if PurePosixPath(folder).is_relative_to(path)]:
+                raise ValueError(
+                    f"{name}.mount_path is {path} and would hide {hidden[0]} of the pods: name another folder"
+                )
         return self

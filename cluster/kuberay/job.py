@@ -11,8 +11,7 @@ from cluster.kuberay.service import API_VERSION, ray_cluster, ray_metadata, work
 def batch_job(config: DeploymentConfig, batch: BatchConfig) -> Object:
     """The RayJob of `batch`. It needs no GPUs, because the pools of the RayService answer the rows."""
     settings = config.kubernetes
-    claims = {batch.claim: "/data"} if batch.claim else {}
-    pod = ray_pod(config, "batch", batch.pod, cpu=batch.pod.cpu or "2", claims=claims)
+    pod = ray_pod(config, "batch", batch.pod, cpu=batch.pod.cpu or "2", data=batch.claim)
     return {
         "apiVersion": API_VERSION,
         "kind": "RayJob",
@@ -25,7 +24,7 @@ def batch_job(config: DeploymentConfig, batch: BatchConfig) -> Object:
             # A retried job continues where it stopped.
             "backoffLimit": batch.retries,
             "rayClusterSpec": {
-                **ray_cluster(config, "batch", claims),
+                **ray_cluster(config, "batch", batch.claim),
                 "workerGroupSpecs": [worker_group("batch", pod, (batch.nodes,) * 3, {})],
             },
         },

@@ -9,6 +9,7 @@ from cluster.kuberay import hub
 from cluster.kuberay.hub import SERVING
 from cluster.serve.app import CHANNEL_TOKEN, SERVE_SWITCHES
 from cluster.serve.proxy.pod_draining import DRAINING_FILE, DRAINING_SWITCHES
+from skim_common.errors import SkimError
 from skim_common.proxies import DIRECT_GRPC
 
 Object = dict[str, Any]
@@ -24,7 +25,6 @@ DRAIN_COMMAND_S = 20
 
 # The router checks the endpoint's key, the batch job sends it.
 API_KEYS = {"router": "VLLM_API_KEY", "batch": "OPENAI_API_KEY"}
-NONE: Mapping[str, str] = {}
 
 POD_SECURITY = {
     "runAsNonRoot": True,
@@ -46,6 +46,15 @@ USER = {"HOME": HOME, "USER": "skim"}
 WRITABLE = {"tmp": "/tmp", "home": HOME}
 
 
+def check_ports(config: DeploymentConfig) -> None:
+    """Raise SkimError if a port of the deployment is one that Ray takes in the pods."""
+    taken = {AGENT_PORT, METRICS_PORT, *HEAD_PORTS.values()}
+    for setting, port in (("router.port", config.router.port), ("channel.port", config.channel.port)):
+        if port in taken:
+            raise SkimError(f"{setting}: is {port}, which is taken in the pods: choose another port")
+        taken.add(port)
+
+
 def labels(settings: KubernetesConfig, component: str | None = None) -> dict[str, str]:
     """Labels of the pods of this deployment, or of one component (head, router, target, ...)."""
     found = {"app.kubernetes.io/name": "skim", "app.kubernetes.io/instance": settings.name}
@@ -65,14 +74,16 @@ def ray_pod(
     cpu: str,
     gpus: int = 0,
     head: bool = False,
-    claims: Mapping[str, str] = NONE,
+    data: str | None = None,
 ) -> Object:
     """The pod template of one group of Ray nodes.
 
-    head: whether the pod runs Ray's head. claims: mount paths of further volume claims, by name of the claim.
+    head: whether the pod runs Ray's head. data: the volume claim at /data.
     """
     settings = config.kubernetes
-    volumes = _volumes(config, component, pod) | _claimed(claims)
+    volumes = _volumes(config, component, pod)
+    if data:
+        volumes["data"] = ({"persistentVolumeClaim": {"claimName": data}}, {"mountPath": "/data"})
     spec: Object = {
         "restartPolicy": "Never",  # the autoscaler (v2) replaces pods itself
         "terminationGracePeriodSeconds": settings.drain_seconds + DRAIN_COMMAND_S + 10,
@@ -154,12 +165,6 @@ def _probes(config: DeploymentConfig, component: str) -> Object:
         "startupProbe": {**alive, "timeoutSeconds": 5, "failureThreshold": failures},
         "livenessProbe": {**alive, "timeoutSeconds": 5, "failureThreshold": 12},
         "readinessProbe": {**(serves if component in SERVING else alive), "timeoutSeconds": 5},
-    }
-
-
-def _claimed(claims: Mapping[str, str]) -> dict[str, tuple[Object, Object]]:
-    return {
-        name: ({"persistentVolumeClaim": {"claimName": name}}, {"mountPath": path}) for name, path in claims.items()
     }
 
 

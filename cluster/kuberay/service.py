@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -15,11 +14,11 @@ from cluster.kuberay.paths import PodPaths
 from cluster.kuberay.pods import (
     API_KEYS_PATH,
     CONTAINER_SECURITY,
-    NONE,
     TLS_PATH,
     USER,
     WRITABLE,
     Object,
+    check_ports,
     metadata,
     ray_pod,
     resources,
@@ -47,6 +46,7 @@ AUTOSCALER: Object = {
 
 def ray_service(config: DeploymentConfig) -> Object:
     """The RayService of `config`. Raises SkimError if `config` cannot run on Kubernetes."""
+    check_ports(config)
     config = config.placed(on_gpus=config.kubernetes.gpus)
     return {
         "apiVersion": API_VERSION,
@@ -69,8 +69,8 @@ def ray_service(config: DeploymentConfig) -> Object:
     }
 
 
-def ray_cluster(config: DeploymentConfig, component: str, claims: Mapping[str, str] = NONE) -> Object:
-    """A Ray cluster's spec without its worker groups. The head runs no actors. component, claims: as in `ray_pod`."""
+def ray_cluster(config: DeploymentConfig, component: str, data: str | None = None) -> Object:
+    """A Ray cluster's spec without its worker groups. The head runs no actors. component, data: as in `ray_pod`."""
     pod = config.kubernetes.head
     return {
         "rayVersion": version("ray"),
@@ -78,7 +78,7 @@ def ray_cluster(config: DeploymentConfig, component: str, claims: Mapping[str, s
         "headGroupSpec": {
             # The operator configures Serve through the dashboard; the network policy lets nobody else in.
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
-            "template": ray_pod(config, component, pod, cpu=pod.cpu or "2", head=True, claims=claims),
+            "template": ray_pod(config, component, pod, cpu=pod.cpu or "2", head=True, data=data),
         },
     }
 

@@ -1,14 +1,11 @@
 """Pods that download models from a hub: what they may reach, where they store it, and what is pinned."""
 
-import re
-
 import pytest
 import yaml
 from huggingface_hub import constants
 
 from cluster.config.load import config_from_flags
 from cluster.kuberay.write import manifests
-from skim_common.errors import SkimError
 from tests.unit.cluster.kuberay.parts import DEMO, pods
 from tests.unit.conftest import reach
 
@@ -70,18 +67,6 @@ def test_the_token_and_the_address_of_the_hub():
     given = {"name": "hub", "key": "read", "optional": False}
     endpoint = "http://hub.mirrors:8080/models"
     assert of_target({"token_secret": "hub", "token_key": "read", "endpoint": endpoint}) == (given, endpoint)
-
-
-@pytest.mark.parametrize(
-    ("settings", "wrong"),
-    [
-        ({"mount_path": "/models"}, "kubernetes: hub.mount_path and models.mount_path are both /models"),
-        ({"endpoint": "hub.example.com"}, "kubernetes.hub.endpoint: "),
-    ],
-)
-def test_wrong_settings_of_the_hub(settings, wrong):
-    with pytest.raises(SkimError, match=re.escape(wrong)):
-        config_from_flags(DEMO, {"kubernetes.hub": settings})
 
 
 def test_hub_names_are_pinned_where_their_commit_can_be_looked_up(skim, hub, monkeypatch, tmp_path):

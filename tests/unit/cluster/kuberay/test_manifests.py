@@ -274,6 +274,13 @@ def test_a_pod_too_small_for_its_replica_is_refused():
         ray_service(config_from_flags(DEMO, {"kubernetes.target.cpu": "500m", "target.cpus_per_replica": 4}))
 
 
+@pytest.mark.parametrize("settings", [{"router.port": 8080}, {"channel.port": 6379}, {"channel.port": 8000}])
+def test_a_port_that_is_taken_in_the_pods_is_refused(settings):
+    [(name, port)] = settings.items()
+    with pytest.raises(SkimError, match=rf"^{name}: is {port}, which is taken in the pods"):
+        ray_service(config_from_flags(DEMO, settings))
+
+
 def test_labels_and_resources_of_nodes():
     settings = {"target.node_labels": {"zone": "a"}, "target.resources": {"fast_disk": 0.5}, "kubernetes.gpus": True}
     groups = service_of(config_from_flags(DEMO, settings))["rayClusterConfig"]["workerGroupSpecs"]
@@ -308,7 +315,7 @@ def test_the_batch_job_asks_the_services_endpoint():
         *("--endpoint", "http://skim-demo-serve-svc:8000"),
     ]
     head = dict(pods([job]))["RayJob head"]["spec"]
-    assert {"name": "batch-files", "mountPath": "/data"} in head["containers"][0]["volumeMounts"]
+    assert {"name": "data", "mountPath": "/data"} in head["containers"][0]["volumeMounts"]
     assert "OPENAI_API_KEY" in [variable["name"] for variable in head["containers"][0]["env"]]
 
 
