@@ -1,7 +1,7 @@
 """`Pair`: a speculator and a target in this process, behind plain calls. `skim` shows it to users."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -65,6 +65,12 @@ class SelectFields(TypedDict, total=False):
 
 OF_ROUTERS = ("explain_text", "catch_up")
 """Options of requests to a router: for its explain view, and for the idle time after an answer."""
+
+
+def _refuse_of_routers(names: Container[str]) -> None:
+    """Raise InvalidRequestError for an option that only a router carries out."""
+    if named := [name for name in OF_ROUTERS if name in names]:
+        raise InvalidRequestError(f"{named[0]} is an option of requests to a router: leave it out")
 
 
 class AskFields(SelectFields, total=False):
@@ -137,7 +143,9 @@ class Pair:
         if target is not None:
             options = {**_decoding(decode), **(target_options or {})}
             big = EngineSettings(fspath(target), engine, options, tensor_parallel, environment)
-        self._start(small, big, prefill or PrefillOptions(), decode, None if reads_for is None else fspath(reads_for))
+        prefill = prefill or PrefillOptions()
+        _refuse_of_routers(prefill.model_fields_set)
+        self._start(small, big, prefill, decode, None if reads_for is None else fspath(reads_for))
 
     @classmethod
     def from_config(
@@ -255,8 +263,7 @@ class Pair:
 
     def _resolved(self, options: Mapping[str, Any]) -> PrefillOptions:
         """The pair's defaults, overridden by `options`."""
-        if named := [name for name in OF_ROUTERS if name in options]:
-            raise InvalidRequestError(f"{named[0]} is an option of requests to a router: leave it out")
+        _refuse_of_routers(options)
         return PREFILL.resolve(self._prefill, None, dict(options))
 
     def _for_this_target(self, selection: PairSelection) -> KeptPrompt:

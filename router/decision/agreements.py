@@ -1,7 +1,8 @@
-"""How often the dense model would have given the same answer as a selection did, by kind of prompt. Pure.
+"""How often the dense model would have given the same answer as a selection did, by client and shape of prompt. Pure.
 
 The catch-up measures it (`router.dispatch.catch_up`). Where the answers of a kind differ too often, `auto` runs that
-kind dense.
+kind dense. A client with options of its own teaches nothing: its answers do not tell what `auto` does by itself. Nor
+does a client teach for others.
 """
 
 from collections import Counter, defaultdict
@@ -24,27 +25,28 @@ TRIAL = 16
 
 
 def shape_of(roles: Sequence[str] | None, *, has_tools: bool) -> str:
-    """The kind of a prompt. roles: of a chat's messages; None for a raw prompt."""
+    """The shape of a prompt. roles: of a chat's messages; None for a raw prompt."""
     if has_tools:
         return "tools"
     return "text" if roles is None else "turns" if "assistant" in roles else "chat"
+
+
+Kind = tuple[str, str]
+"""The name of an API key, empty without keys, and the shape of a prompt."""
 
 
 class Agreements:
     """What one router has measured."""
 
     def __init__(self) -> None:
-        self._shares: defaultdict[str, DecayingMean] = defaultdict(partial(DecayingMean, DECAY))
-        self._asked = Counter[str]()
+        self._shares: defaultdict[Kind, DecayingMean] = defaultdict(partial(DecayingMean, DECAY))
+        self._asked = Counter[Kind]()
 
-    def measured(self, kind: str, agreement: float) -> bool:
-        """An answer of this kind: `agreement` is the share of its tokens that dense would have chosen. Whether it
-        agrees."""
-        agrees = agreement >= AGREES
+    def measured(self, kind: Kind, *, agrees: bool) -> None:
+        """Count an answer of this kind."""
         self._shares[kind].add(agrees)
-        return agrees
 
-    def trusts(self, kind: str) -> bool:
+    def trusts(self, kind: Kind) -> bool:
         """Whether a prompt of this kind may be skimmed."""
         share = self._shares.get(kind)
         if share is None or share.weight < ENOUGH or share.value >= LIMIT:

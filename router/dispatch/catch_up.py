@@ -6,7 +6,7 @@ after any chunk. They have the client's cache salt, adapter and affinity, and th
 admission, are charged to no API key and count in no metric of clients.
 
 - No chunk begins while a prompt of a client waits or is read. Under load, the one that runs is cancelled, and asked for
-  again later. Between chunks it pauses, so that running streams keep STREAM_SHARE of their speed.
+  again later. Between its chunks each pauses, so that streams on its replica keep STREAM_SHARE of their speed.
 - The conversation's next turn ends its catch-up. The blocks that are done stay.
 - Affinity sends each chunk to the replica that the next turn prefers. If that one is too busy, or has lost the blocks,
   the count of cached tokens tells: once it is read on, and at the second time the catch-up ends.
@@ -17,7 +17,7 @@ The read of the answer also tells which of its tokens the dense model would have
 import asyncio
 import logging
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -25,16 +25,15 @@ from cachetools import LRUCache
 
 from actors.observability.meter import Meter
 from kv_transfer.messages import GenerateOutput, TokenLogprob
-from kv_transfer.options import AUTO
 from router.admission.controller import Admission
-from router.decision.agreements import Agreements
+from router.decision.agreements import AGREES, Agreements
 from router.decision.cache_ledger import BLOCK_TOKENS
 from router.decision.catch_up import Conversation, Plan, chunk_tokens, goes_on, middle, next_read, pause_ms, plan
 from router.decision.forecast import Forecast
 from router.decision.forecaster import Forecaster
 from router.decision.live_conversations import LiveConversations
 from router.decision.next_turns import NextTurns
-from router.dispatch.reading import Reading, is_greedy
+from router.dispatch.reading import Reading, is_greedy, is_judged
 from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome
 from router.explain.selection_log import SelectionLog
@@ -47,7 +46,7 @@ from skim_common.errors import SkimError
 logger = logging.getLogger(__name__)
 
 MOST_WAITING = 32
-"""Conversations that wait for idle time. The oldest is dropped."""
+"""Conversations that wait for idle time. Of the client that has most of them, the oldest is dropped."""
 LONGEST_S = 600.0
 """A conversation that rests so long has probably ended."""
 LOOK_S = 0.02
@@ -82,7 +81,7 @@ class CatchUps:
         self._running: list[Reading] = []
         self._tasks = BackgroundTasks()
         self._read: LRUCache[bytes, None] = LRUCache(PREFIXES)
-        self._streams, self._resume_at = 0, 0.0
+        self._streams, self._closed = 0, False
         self._live = LiveConversations(clock)
 
     @contextmanager
@@ -97,7 +96,7 @@ class CatchUps:
     def plan(self, pools: Pools, prepared: Prepared, outcome: Outcome) -> Plan:
         """Whether a prompt of which a selection dropped something is to be caught up."""
         request, replicas = outcome.call.request, max(pools.replicas("target"), 1e-3)
-        may_audit = outcome.mode == "speculative" and is_greedy(prepared) and prepared.options.enabled == AUTO
+        may_audit = outcome.mode == "speculative" and is_greedy(prepared) and is_judged(prepared, outcome)
         conversation = Conversation(
             tokens=prepared.size + prepared.prompt.max_tokens,
             room=self._forecaster.caches.dense.horizon / replicas if pools.target.cache_tokens else 0.0,
@@ -130,7 +129,8 @@ class CatchUps:
             reading.hold()
 
     def close(self) -> None:
-        """End all of them: the router stops."""
+        """End all of them, and begin none any more: the router stops."""
+        self._closed = True
         for reading in [*self._waiting, *self._running]:
             self._cancel(reading, "stopped")
 
@@ -140,11 +140,12 @@ class CatchUps:
         self._live.note(hashes, opening, prepared.size)
         if prepared.ruled.speculative and (block := middle(hashes, opening)) is not None:
             self._next_turns.answered((outcome.call.request.key, outcome.shape), hashes[block])
-        if outcome.catch_up is None or not outcome.catch_up.wanted or not answer.finished:
+        if self._closed or outcome.catch_up is None or not outcome.catch_up.wanted or not answer.finished:
             return
         self._waiting.append(Reading.of(pools, prepared, outcome, answer))
         if len(self._waiting) > MOST_WAITING:
-            self._cancel(self._waiting[0], "dropped")
+            [(most, _)] = Counter(other.key for other in self._waiting).most_common(1)
+            self._cancel(next(other for other in self._waiting if other.key == most), "dropped")
         self._start()
 
     def _start(self) -> None:
@@ -191,7 +192,7 @@ class CatchUps:
     async def _catch_up(self, reading: Reading) -> str:
         """Read the conversation. Returns the outcome, one word. Raises SkimError."""
         while reading.done < reading.ids.size:
-            await self._idle()
+            await self._idle(reading)
             size, chunk = reading.prepared.size, self._chunk(reading)
             end, scored = next_read(reading.done, size, reading.scored, reading.ids.size, chunk)
             began = self._clock()
@@ -204,21 +205,19 @@ class CatchUps:
                     raise
                 continue
             if output is not None:
-                self._pause(1e3 * (self._clock() - began))
+                now = self._clock()
+                reading.resume_at = now + pause_ms(1e3 * (now - began)) / 1e3
                 reading.losses += 2 * output.cached_tokens < reading.done
                 self._learn(reading, end, scored, output)
                 if reading.losses > 1:
                     return "evicted"
         return "done"
 
-    async def _idle(self) -> None:
-        """Wait until no client's prompt waits or is read, and running streams have had their share."""
+    async def _idle(self, reading: Reading) -> None:
+        """Wait until no client's prompt waits or is read, and streams on its replica have had their share."""
         # Much of the router changes what this waits for.
-        while not self._admission.is_idle or (self._streams and self._clock() < self._resume_at):  # noqa: ASYNC110
+        while not self._admission.is_idle or (self._streams and self._clock() < reading.resume_at):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
-
-    def _pause(self, chunk_ms: float) -> None:
-        self._resume_at = self._clock() + pause_ms(chunk_ms) / 1e3 / len(self._running)
 
     def _chunk(self, reading: Reading) -> int:
         forecast, done = reading.prepared.forecast, reading.done
@@ -243,7 +242,9 @@ class CatchUps:
         if not likeliest:
             return
         reading.agreement = sum(likeliest) / len(likeliest)
-        agrees = self.agreements.measured(reading.shape, reading.agreement)
+        agrees = reading.agreement >= AGREES
+        if reading.judged:
+            self.agreements.measured((reading.key, reading.shape), agrees=agrees)
         self._meter.record("skim_router_audit_agreement", reading.agreement, kind=reading.shape)
         self._meter.record("skim_router_audits_total", 1, outcome="agrees" if agrees else "differs", kind=reading.shape)
 

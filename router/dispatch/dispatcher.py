@@ -210,7 +210,8 @@ class Dispatcher:
                 decision = CACHED
         if decision.speculative:
             decision = self._guard.before(prepared.advice, decision)
-        if decision.speculative and prepared.advice.acts and not self.catch_ups.agreements.trusts(outcome.shape):
+        kind = outcome.call.request.key, outcome.shape
+        if decision.speculative and prepared.advice.acts and not self.catch_ups.agreements.trusts(kind):
             decision = self._guard.disagrees()
         outcome.decided(prepared, decision)
         return decision

@@ -1,17 +1,17 @@
 """One conversation that the target reads behind the requests of clients: what it is asked, and how far it is."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import numpy as np
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import ADAPTER, Envelope, GenerateOutput, GenerateRequest, KeptPrompt
-from kv_transfer.options import DecodeOptions
+from kv_transfer.options import AUTO, DecodeOptions
 from kv_transfer.prefix_hash import block_hashes
 from kv_transfer.sampling import READ_ONLY
 from router.decision.cache_ledger import BLOCK_TOKENS
@@ -31,17 +31,19 @@ _CHANGES_TOKENS = (
 )
 """Fields of vllm.SamplingParams with which a greedy answer is not the model's likeliest tokens."""
 
-
-Found = TypeVar("Found")
+DECIDE_NOTHING_KEPT = {"enabled", "catch_up", "lossy", "explain_text"}
+"""Request options with which `auto` keeps what it would keep without them."""
 
 
 @dataclass(slots=True, eq=False)
 class Reading:
     """ids: int32 [T], the prompt and its answer. hashes: of their blocks. key: the name of the call's API key.
 
-    shape: as in Outcome. scored: first tokens of the answer that are still to be scored. done: tokens of ids that the
-    target has read. losses: how often the target had lost them. agreement: of the answer, once it is known. task: while
-    it runs. asked: the latest request. held: it was cancelled because of the load. ended: why the task was cancelled.
+    shape: as in Outcome. judged: the guard learns from the answer (`is_judged`). scored: first tokens of the answer
+    that are still to be scored. done: tokens of ids that the target has read. resume_at: when running streams have had
+    their share of its replica's time. losses: how often the target had lost its tokens. agreement: of the answer, once
+    it is known. task: while it runs. asked: the latest request. held: it was cancelled because of the load. ended: why
+    the task was cancelled.
     """
 
     pools: Pools
@@ -50,12 +52,14 @@ class Reading:
     hashes: Sequence[bytes]
     key: str
     shape: str
+    judged: bool
     scored: int
     done: int
+    resume_at: float = 0.0
     losses: int = 0
     agreement: float | None = None
     task: asyncio.Task[None] | None = None
-    asked: asyncio.Task[Any] | None = None
+    asked: asyncio.Task[GenerateOutput] | None = None
     held: bool = False
     ended: str = "stopped"
     _numbers: Iterator[int] = field(default_factory=count)
@@ -74,6 +78,7 @@ class Reading:
             block_hashes(ids, BLOCK_TOKENS, forecast.salt, known=forecast.hashes),
             outcome.call.request.key,
             outcome.shape,
+            is_judged(prepared, outcome),
             min(SCORED_TOKENS, max(0, int(ids.size - prompt.size))) if is_greedy(prepared) else 0,
             done=min(forecast.known_dense, int(prompt.size) - 1) // BLOCK_TOKENS * BLOCK_TOKENS,
         )
@@ -94,12 +99,8 @@ class Reading:
         )
 
     async def read(self, end: int, scored: int) -> GenerateOutput | None:
-        """The target's output for `request`; None as in `ask`."""
-        return await self.ask(_only_output(self.pools, self.request(end, scored)))
-
-    async def ask(self, asked: Coroutine[Any, Any, Found]) -> Found | None:
-        """What a pool is asked for; None if `hold` has cancelled it."""
-        self.asked = task = asyncio.create_task(asked)
+        """The target's output for `request`; None if `hold` has cancelled it."""
+        self.asked = task = asyncio.create_task(_only_output(self.pools, self.request(end, scored)))
         try:
             return await task
         except asyncio.CancelledError:
@@ -127,3 +128,11 @@ def is_greedy(prepared: Prepared) -> bool:
     sampling = prepared.prompt.sampling
     plain = (sampling.get("repetition_penalty") or 1.0) == 1.0 and not any(map(sampling.get, _CHANGES_TOKENS))
     return plain and sampling.get("temperature", 1.0) == 0 and (sampling.get("n") or 1) == 1
+
+
+def is_judged(prepared: Prepared, outcome: Outcome) -> bool:
+    """Whether the answer tells what `auto` does by the deployment's own options: the client gives none that decide what
+    is kept, and the load has left out nothing of it."""
+    request = outcome.call.request
+    own = request.options.model_fields_set <= DECIDE_NOTHING_KEPT and request.keep_fields is None
+    return own and request.options.enabled == AUTO and "keep" not in str(outcome.notes.get("shed", ""))

@@ -248,6 +248,7 @@ def test_options_that_are_none(pair, options, message):
         ({"engine": "mock", "target_options": {"dtype": "float32"}}, "unknown mock target engine option 'dtype'"),
         ({"engine": "mock", "speculator_options": {"x": 1}}, "unknown mock speculator engine option 'x'"),
         ({"engine": "mock", "decode": DecodeOptions()}, "the mock target takes no drafts"),
+        ({"engine": "mock", "prefill": PrefillOptions(catch_up="always")}, "catch_up is an option of requests to a"),
     ],
 )
 def test_pairs_that_cannot_start(settings, message):

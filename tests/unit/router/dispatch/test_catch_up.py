@@ -84,8 +84,10 @@ def a_dispatcher(pools, **settings):
 
 
 def a_call(ids, *, later=1, sampling=GREEDY, caller=None, prompt=None, has_tools=False, **options):
+    """options: the client's. The deployment has a keep rate of its own."""
+    resolved = PrefillOptions(**{"min_prompt_tokens": 256, "keep_rate": 0.2, **options})
     request = Request(
-        PrefillOptions(**{"min_prompt_tokens": 256, "keep_rate": 0.2, **options}),
+        PrefillOptions.model_construct(set(options), **dict(resolved)),
         DecodeOptions(),
         caller=caller,
         later_requests=later,
@@ -311,7 +313,8 @@ def a_caller(name, use=None):
 
 async def headers_after(callers, *, has_tools, conversations=10, later_turns=3):
     """What a batch client, which never comes back, and a chat client are told in the last of their conversations."""
-    dispatcher, seeds, found = a_dispatcher(Pools()), count(1), {}
+    pools, seeds, found = Pools(), count(1), {}
+    dispatcher, pools.rank = a_dispatcher(pools), 1
     asked = {"later": None, "has_tools": has_tools}
     for _ in range(conversations):
         for name, caller in callers.items():
@@ -430,6 +433,23 @@ def test_running_streams_keep_their_share(streams):
 
 
 @simulated
+async def test_each_replica_has_its_own_pauses():
+    pools, replicas = Pools(), 4
+    pools.replicas = lambda pool: replicas
+    dispatcher = a_dispatcher(pools)
+    stream = asyncio.create_task(turn(dispatcher, tokens(5, 300), "stream", enabled=False, sampling=LONG))
+    for number in range(replicas):
+        await turn(dispatcher, tokens(10 + number, SIZE), f"r{number}")
+    await settled(dispatcher, replicas)
+    begun = sorted((size, at) for at, size, _, _ in pools.reads)
+    firsts, seconds = ([at for size, at in begun if size == end] for end in (2048, 2944))
+    assert len(firsts) == len(seconds) == replicas
+    for first, second in zip(firsts, seconds, strict=True):
+        assert second - first >= CHUNK_S / (1 - STREAM_SHARE)
+    await stream
+
+
+@simulated
 async def test_load_cancels_the_chunk_and_it_is_read_later():
     pools = Pools()
     dispatcher = a_dispatcher(pools)
@@ -475,6 +495,9 @@ async def test_the_end_of_the_router_ends_all():
     await settled(dispatcher, 2)
     assert ended(dispatcher) == ["stopped", "stopped"]
     assert pools.cancelled == 1
+    await turn(dispatcher, tokens(3, SIZE), "while the router drains")
+    await asyncio.sleep(10)
+    assert pools.asked == 1
 
 
 @simulated
@@ -573,6 +596,19 @@ async def test_what_never_gets_idle_time_is_dropped():
     dispatcher.catch_ups.close()
 
 
+@simulated
+async def test_a_client_with_many_conversations_does_not_drop_those_of_others():
+    dispatcher = a_dispatcher(Pools())
+    dispatcher.catch_ups._admission = SimpleNamespace(is_idle=False)
+    for number in range(measured.MOST_WAITING + 3):
+        name = "few" if number in (1, 2) else "many"
+        await turn(dispatcher, tokens(number, 600), f"r{number}", caller=a_caller(name))
+    waiting = [reading.prepared.request_id for reading in dispatcher.catch_ups._waiting]
+    assert waiting[:3] == ["r1", "r2", "r5"], "r0 runs"
+    assert ended(dispatcher) == ["dropped", "dropped"]
+    dispatcher.catch_ups.close()
+
+
 @pytest.mark.parametrize(("rank", "outcome"), [(1, "agrees"), (2, "differs")])
 def test_what_the_dense_model_would_have_answered_is_measured(rank, outcome):
     async def run():
@@ -612,15 +648,40 @@ async def test_a_kind_whose_answers_differ_runs_dense():
     pools = Pools()
     dispatcher = a_dispatcher(pools)
     for _ in range(2 * int(ENOUGH)):
-        dispatcher.catch_ups.agreements.measured("text", 0.5)
-    auto = {"keep_rate": "auto", "later": 0}
-    found = await turn(dispatcher, tokens(1, SIZE), "a", **auto)
+        dispatcher.catch_ups.agreements.measured(("", "text"), agrees=False)
+    found = await turn(dispatcher, tokens(1, SIZE), "a", later=0)
     assert (found.outcome.mode, found.outcome.reason) == ("dense", "guard-agreement")
-    assert (await turn(dispatcher, tokens(2, SIZE), "b", later=0)).outcome.mode == "speculative"
-    assert (await turn(dispatcher, tokens(3, SIZE), "c", **auto, has_tools=True)).outcome.mode == "speculative"
+    for place, asked in enumerate(({"keep_rate": 0.2}, {"has_tools": True}, {"caller": a_caller("other")})):
+        other = await turn(dispatcher, tokens(2 + place, SIZE), f"r{place}", later=0, **asked)
+        assert other.outcome.mode == "speculative"
     unguarded = a_dispatcher(Pools(), guard=False)
     unguarded.catch_ups.agreements = dispatcher.catch_ups.agreements
-    assert (await turn(unguarded, tokens(1, SIZE), **auto)).outcome.mode == "speculative"
+    assert (await turn(unguarded, tokens(1, SIZE), later=0)).outcome.mode == "speculative"
+
+
+@pytest.mark.parametrize(
+    ("options", "learns"),
+    [
+        ({}, True),
+        ({"catch_up": "always", "lossy": "allow"}, True),
+        ({"keep_rate": 0.01, "min_keep": 0.01}, False),
+        ({"look_ahead": 4}, False),
+        ({"enabled": "always", "catch_up": "always"}, False),
+    ],
+)
+def test_the_guard_learns_from_what_auto_does_by_itself(options, learns):
+    """One client's own options make `auto` dense for nobody, and what one key asks counts for that key alone."""
+
+    async def run():
+        pools = Pools()
+        pools.rank = 2
+        dispatcher = a_dispatcher(pools)
+        await turn(dispatcher, tokens(1, SIZE), caller=a_caller("one"), **options)
+        await settled(dispatcher)
+        assert set(dispatcher.catch_ups.agreements._shares) == ({("one", "text")} if learns else set())
+        assert dispatcher.meter.recorded["skim_router_audits_total"][0][1]["outcome"] == "differs"
+
+    virtual_time.run(run())
 
 
 @simulated
