@@ -22,7 +22,6 @@ from speculator_service.engine import SpeculatorEngine
 from speculator_service.factory import create_engine
 from speculator_service.service import SpeculatorService
 from speculator_service.start.find_heads import ensure_heads
-from speculator_service.start.layers import check_layers
 from speculator_service.start.probe import find_failure
 from speculator_service.translation.engine import translated, translation_for
 
@@ -49,7 +48,6 @@ class SpeculatorActor(PoolActor):
             engine = create_engine(own.engine, own.model, tensor_parallel=own.tensor_parallel, options=own.options)
             if own.start_probe != "off":
                 await ensure_heads(engine, own.model)
-                await check_layers(engine, own.model)
             translation = translation_for(own.model, reads_for) if reads_for else None
             self._engine = translated(engine, translation)
             text = reads_for if translation and reads_for else own.model

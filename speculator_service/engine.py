@@ -14,25 +14,13 @@ from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import Span
 
 
-def engine_salt(cache_salt: str | None, *, window: bool = False) -> str | None:
-    """The salt of a prompt in an engine's prefix cache. cache_salt, window: as in ScoreRequest.
-
-    The KV of windows may lack upper layers. So their salts begin with a word of their own, and those of all other
-    prompts with another one, whatever a client sends.
-    """
-    if window:
-        return f"window:{cache_salt or ''}"
-    return None if cache_salt is None else f"whole:{cache_salt}"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRequest:
     """A prompt to score.
 
     token_ids: int32 [M]. cache_salt: prompts with different salts share no cached KV. keep_session: keep the prompt's
     KV for `draft`, as session `request_id`. questions: half-open token spans; their tokens' queries score the prompt if
-    `options.score_queries` says so (`scoring.score_queries`). window: the prompt is read for these scores alone, so an
-    engine may leave out the layers above the scored ones. No other kind of request finds its KV (`engine_salt`).
+    `options.score_queries` says so (`scoring.score_queries`).
     """
 
     request_id: str
@@ -41,7 +29,6 @@ class ScoreRequest:
     cache_salt: str | None = None
     keep_session: bool = False
     questions: tuple[Span, ...] = ()
-    window: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -211,11 +211,6 @@ _ALL = (
     Metric(
         "skim_target_failed_transfers_total", "counter", "failed transfers of KV blocks; the prompt was prefilled again"
     ),
-    Metric(
-        "skim_speculator_runs_all_layers",
-        "gauge",
-        "1 if this replica reads windows with all layers, because that was sooner at its start",
-    ),
     *(
         Metric(f"skim_{pool}_failed_probe", "gauge", "1 if this replica failed its start probe, 0 if it passed")
         for pool in ("speculator", "target")

@@ -67,7 +67,7 @@ def ttft(
         str,
         typer.Option(
             metavar="READ[,READ...]",
-            help="How the speculator reads: whole, windows:TOKENS, or windows:TOKENS:all-layers.",
+            help="How the speculator reads: whole, or windows:TOKENS.",
         ),
     ] = "whole,windows:4096",
     rounds: Rounds = 3,
@@ -86,7 +86,7 @@ def ttft(
         reads=values(reads, str, "--reads"),
     )
     for read in settings.reads:
-        first_token.Reading.of(read)
+        first_token.window_of(read)
 
     async def measure() -> None:
         async with running_pair(chosen, device, max(settings.lengths), console.print, eager=eager) as pair:

@@ -32,13 +32,13 @@ class Arithmetic:
             return None
         return cls(*(PlannedEngine(_model(config), Machine.of(known)) for config in (target, speculator)))
 
-    def expected(self, tokens: int, kept: int, window: int | None, depth: float) -> dict[str, float]:
+    def expected(self, tokens: int, kept: int, window: int | None) -> dict[str, float]:
         """Milliseconds of the dense prompt, of the speculator's read, of the kept tokens and of Skim, and dense ÷ Skim.
 
-        window: tokens of a window; None if the prompt is read as a whole. depth: share of the layers that it runs.
+        window: tokens of a window; None if the prompt is read as a whole.
         """
         speculator = replace(self.speculator, windows=True, window=window) if window else self.speculator
-        read = depth * speculator.select_s(Read(tokens))
+        read = speculator.select_s(Read(tokens))
         dense, rest = (self.target.read_s(Read(size)) for size in (tokens, kept))
         skim = read + rest + self.target.machine.skim_s
         seconds = {"dense": dense, "read": read, "kept": rest, "skim": skim}

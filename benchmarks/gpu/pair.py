@@ -49,10 +49,6 @@ class MeasuredPair(Protocol):
         """Milliseconds of the speculator's forward over `ids` alone, or over windows of so many tokens at once."""
         ...
 
-    def skip_layers(self, skips: bool) -> None:
-        """Whether windows are read without the layers above the deepest head from now on."""
-        ...
-
     async def read_kept(self, kept: KeptPrompt) -> float:
         """Milliseconds to the target's first token from a kept prompt."""
         ...

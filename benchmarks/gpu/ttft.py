@@ -17,7 +17,6 @@ import numpy as np
 from benchmarks.gpu.arithmetic import Arithmetic, reason
 from benchmarks.gpu.pair import MeasuredPair
 from benchmarks.gpu.presets import configs, preset
-from benchmarks.gpu.vllm_pair import depth_of
 from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
@@ -29,26 +28,17 @@ DEFAULT = "default"
 """A keep rate: what the default keeps of a prompt of the length (`cluster.plan.kept`)."""
 
 
-class Reading(NamedTuple):
-    """How the speculator reads a prompt. window: tokens of a window; None: the prompt as a whole. skips: whether
-    windows are read without the layers above the deepest head.
-    """
-
-    window: int | None
-    skips: bool = True
-
-    @classmethod
-    def of(cls, name: str) -> "Reading":
-        """Of `whole`, `windows:4096` or `windows:4096:all-layers`. Raises SkimError for another name."""
-        if name == "whole":
-            return cls(None)
-        if not (found := re.fullmatch(r"windows:(\d+)(:all-layers)?", name)):
-            raise SkimError(f"a way to read is whole, windows:TOKENS or windows:TOKENS:all-layers, not {name}")
-        return cls(int(found[1]), not found[2])
+def window_of(read: str) -> int | None:
+    """Tokens of a window, of `windows:4096`; None for `whole`. Raises SkimError for another name."""
+    if read == "whole":
+        return None
+    if not (found := re.fullmatch(r"windows:(\d+)", read)):
+        raise SkimError(f"a way to read is whole or windows:TOKENS, not {read}")
+    return int(found[1])
 
 
 class Case(NamedTuple):
-    """How the speculator reads (`Reading`), and the keep rate, a number or `default`."""
+    """How the speculator reads (`window_of`), and the keep rate, a number or `default`."""
 
     read: str
     rate: float | str
@@ -60,7 +50,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class GpuTtftSettings:
-    """preset: a name in presets.PRESETS. reads: how the speculator reads the prompt, see `Reading`.
+    """preset: a name in presets.PRESETS. reads: how the speculator reads the prompt, see `window_of`.
 
     rounds: measured rounds, after a warm-up with the shortest prompt. look_ahead: of `whole`.
     """
@@ -75,16 +65,12 @@ class GpuTtftSettings:
 
     @property
     def cases(self) -> list[Case]:
-        """What is measured of a prompt. All layers are compared at the first keep rate only."""
-        return [
-            Case(read, rate)
-            for read in self.reads
-            for rate in (self.keep_rates if Reading.of(read).skips else self.keep_rates[:1])
-        ]
+        """What is measured of a prompt."""
+        return [Case(read, rate) for read in self.reads for rate in self.keep_rates]
 
     def options(self, case: Case, length: int) -> SelectionOptions:
         """The options of a selection."""
-        window = Reading.of(case.read).window
+        window = window_of(case.read)
         read = {"read": "windows", "window_tokens": window} if window else {"read": "whole"}
         return SelectionOptions.model_validate({"keep_rate": case.share(length), "look_ahead": self.look_ahead, **read})
 
@@ -107,13 +93,10 @@ async def run(
     began = machine()
     sizes = configs(preset(settings.preset))
     arithmetic = Arithmetic.of(*sizes, began["gpu"])
-    depth = depth_of(sizes[1]["num_hidden_layers"]) / sizes[1]["num_hidden_layers"]
     seen: dict[tuple[int, Case], list[dict[str, float]]] = {}
 
     def result() -> dict[str, Any]:
-        rows = [
-            _row(length, case, runs, arithmetic, depth) for (length, case), runs in sorted(seen.items(), key=_order)
-        ]
+        rows = [_row(length, case, runs, arithmetic) for (length, case), runs in sorted(seen.items(), key=_order)]
         return {"machine": began, "settings": vars(settings), "memory": pair.memory(), "rows": rows}
 
     progress("warming up", 0)
@@ -141,10 +124,9 @@ async def _length(
     dense, reads = await pair.dense(ids), dict[int | None, float]()
     runs = {}
     for case in settings.cases:
-        window, skips = Reading.of(case.read)
+        window = window_of(case.read)
         if window not in reads:
             reads[window] = await pair.read(ids, window)
-        pair.skip_layers(skips)
         skim = await pair.skim(ids, settings.options(case, length))
         limit = reads[window] + await pair.read_kept(skim.kept)
         kept = float(skim.kept.token_ids.size)
@@ -153,12 +135,9 @@ async def _length(
     return runs
 
 
-def _row(
-    length: int, case: Case, runs: list[dict[str, float]], arithmetic: Arithmetic | None, depth: float
-) -> dict[str, Any]:
-    """arithmetic: of the GPU. depth: share of the speculator's layers that windows run."""
+def _row(length: int, case: Case, runs: list[dict[str, float]], arithmetic: Arithmetic | None) -> dict[str, Any]:
+    """arithmetic: of the GPU."""
     medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-    window, skips = Reading.of(case.read)
     row: dict[str, Any] = {
         "prompt_tokens": length,
         "read": case.read,
@@ -168,8 +147,7 @@ def _row(
         "dense_to_skim": _ratios(runs, "dense_ms", "skim_ms"),
     }
     if arithmetic:
-        share = depth if window and skips else 1.0
-        row["expected"] = arithmetic.expected(length, round(medians["kept_tokens"]), window, share)
+        row["expected"] = arithmetic.expected(length, round(medians["kept_tokens"]), window_of(case.read))
         row["why_not_as_expected"] = reason(row)
     return row
 
@@ -192,7 +170,7 @@ def describe(result: dict[str, Any]) -> str:
         f"Preset `{settings['preset']}` with random weights on {settings['device']}, in one process,"
         f" {settings['look_ahead']} look-ahead tokens (none with windows), {settings['rounds']} rounds. *Limit*: the"
         " speculator's forward over the whole prompt, or over the windows, plus the target's forward over the kept"
-        " tokens, each measured alone, through all layers. *Expected*: dense ÷ Skim by the arithmetic of `skim plan`,"
+        " tokens, each measured alone. *Expected*: dense ÷ Skim by the arithmetic of `skim plan`,"
         " calibrated on an earlier run without CUDA graphs." + "".join(reasons)
     )
 

@@ -154,7 +154,7 @@ class VllmPair:
 
     async def read(self, ids: Int32Array, window: int | None = None) -> float:
         """Drafts one token in a new session: a prefill and one sampled token, without queries and scores. With windows
-        one session for each, through all layers.
+        one session for each.
         """
         size = window or ids.size
         began = time.perf_counter()
@@ -165,9 +165,6 @@ class VllmPair:
         name = self._pair.name("gpu")
         await self._pair.speculator.open_session(name, KeptPrompt.dense(ids))
         await self._pair.speculator.close_session(name)
-
-    def skip_layers(self, skips: bool) -> None:
-        self._pair.speculator.skips_layers = skips  # type: ignore[attr-defined]
 
     async def read_kept(self, kept: KeptPrompt) -> float:
         began = time.perf_counter()
@@ -260,11 +257,6 @@ def _layout(ids: Int32Array) -> TextLayout:
     return TextLayout(units=units, questions=question, frame=FRAME)
 
 
-def depth_of(layers: int) -> int:
-    """The layers that a window needs, of so many: up to the one of the heads of `make_profile`."""
-    return 1 + 3 * layers // 5
-
-
 def make_profile(folder: str) -> str:
     """Write a head profile for the model without weights in `folder`: eight heads in a layer at three fifths of its
     depth, where the retrieval heads of real models are. Returns the file.
@@ -273,9 +265,8 @@ def make_profile(folder: str) -> str:
     """
     info = text_config(folder)
     save_file({"model.norm.weight": torch.ones(info.hidden_size)}, Path(folder) / "model.safetensors")
-    heads = tuple(
-        Head(layer=depth_of(info.num_hidden_layers) - 1, head=head) for head in range(min(8, info.num_attention_heads))
-    )
+    layer = 3 * info.num_hidden_layers // 5
+    heads = tuple(Head(layer=layer, head=head) for head in range(min(8, info.num_attention_heads)))
     fingerprint = model_fingerprint(inspect_model(folder, engine="vllm"))
     path = Path(folder) / "heads.json"
     save(HeadProfile(model="random", fingerprint=fingerprint, question=1.0, last=0.0, heads=heads), path)

@@ -13,7 +13,7 @@ from kv_transfer.messages import KeptPrompt
 from skim_common.errors import EngineUnavailableError, SessionLostError
 from skim_common.models.costs import LINEAR
 from skim_common.models.info import inspect_model
-from speculator_service.engine import Drafted, ScoreRequest, Scores, SessionLimits, SpeculatorEngine, engine_salt
+from speculator_service.engine import Drafted, ScoreRequest, Scores, SessionLimits, SpeculatorEngine
 from speculator_service.scoring.score_queries import ScoreQueries
 
 _KNUTH = np.uint64(2654435761)  # multiplicative hashing, The Art of Computer Programming, 6.4
@@ -72,7 +72,6 @@ class MockSpeculator(SpeculatorEngine):
         """
         await self.check_health()
         token_ids, options = request.token_ids, request.options
-        cache_salt = engine_salt(request.cache_salt, window=request.window)
         check_length(int(token_ids.size), options.tokens_ahead, self.info)
         self.started += 1
         if self._fail_every and self.started % self._fail_every == 0:
@@ -82,7 +81,7 @@ class MockSpeculator(SpeculatorEngine):
             look_ahead_ms = self._ms_per_look_ahead * options.tokens_ahead
             rows = ScoreQueries.of(options, int(token_ids.size), request.questions).rows
             done = await self.compute.prefill(
-                token_ids, _in_order(token_ids), cache_salt, look_ahead_ms, rows[0] if rows else None
+                token_ids, _in_order(token_ids), request.cache_salt, look_ahead_ms, rows[0] if rows else None
             )
         except asyncio.CancelledError:
             self.aborted += 1
@@ -93,7 +92,7 @@ class MockSpeculator(SpeculatorEngine):
         for _ in range(options.tokens_ahead):
             tokens.append(self.likeliest(tokens[-1]))
         read = np.append(token_ids, np.array(tokens[1:-1], np.int32))  # the last token's KV is not computed
-        self.compute.cache.store(read, _in_order(read), cache_salt)
+        self.compute.cache.store(read, _in_order(read), request.cache_salt)
         if request.keep_session:
             self.sessions[request.request_id] = (int(token_ids.size), int(token_ids[-1]))
         timings = {"queue": done.queue_ms, "speculate": done.ms}
@@ -106,7 +105,7 @@ class MockSpeculator(SpeculatorEngine):
     async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
         await self.check_health()
         check_length(prompt.context_length, 0, self.info)
-        await self.compute.prefill(prompt.token_ids, prompt.positions, engine_salt(cache_salt))
+        await self.compute.prefill(prompt.token_ids, prompt.positions, cache_salt)
         self.sessions[session] = (prompt.context_length, int(prompt.token_ids[-1]))
 
     async def draft(

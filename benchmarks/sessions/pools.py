@@ -23,7 +23,7 @@ from kv_transfer.messages import (
 )
 from router.pools.interface import Admitted, unwatched
 from skim_common.models.info import ModelInfo
-from speculator_service.engine import ScoreRequest, Scores, engine_salt
+from speculator_service.engine import ScoreRequest, Scores
 from speculator_service.service import SpeculatorService
 
 VOCABULARY = 128_000
@@ -55,7 +55,7 @@ class SimulatedSpeculator:
         self._random = np.random.default_rng(0)
 
     async def score(self, request: ScoreRequest) -> Scores:
-        prompt, salt = KeptPrompt.dense(request.token_ids), engine_salt(request.cache_salt, window=request.window)
+        prompt, salt = KeptPrompt.dense(request.token_ids), request.cache_salt
         row = self.engine.submit(prompt, 1, salt)
         try:
             await row.first.wait()

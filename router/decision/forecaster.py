@@ -140,7 +140,7 @@ class Forecaster:
     def _drafts_ms(self, kept: Read) -> float:
         """The speculator's read of the kept prompt for drafts. Its sessions have what the target has cached of it.
 
-        If only windows were read so far, their speed counts. It is a little too fast: they run fewer layers.
+        If only windows were read so far, their speed counts.
         """
         return self.speculator.estimate(kept) or self.windows.estimate(kept) or 0.0
 

@@ -80,7 +80,6 @@ async def _read(
             request.options,
             cache_salt=request.cache_salt,
             questions=tuple(spans),
-            window=True,
         )
     )
     inside = slice(frame.head.size, frame.head.size + text.size)

@@ -29,7 +29,7 @@ from kv_transfer.spans import Span
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo, check_speculator, inspect_model
 from skim_common.models.source import local_folder
-from speculator_service.engine import Drafted, ScoreRequest, Scores, SessionLimits, SpeculatorEngine, engine_salt
+from speculator_service.engine import Drafted, ScoreRequest, Scores, SessionLimits, SpeculatorEngine
 from speculator_service.scoring.heads import HeadProfile
 from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG
 from speculator_service.vllm_backend.scheduler.gang import Gang
@@ -54,7 +54,6 @@ class VllmSpeculator(SpeculatorEngine):
     """
 
     info: ModelInfo
-    skips_layers = True
 
     def __init__(
         self,
@@ -109,33 +108,17 @@ class VllmSpeculator(SpeculatorEngine):
         self._arguments = ScoreArguments(self.info.path, profile)
         self.info = replace(self.info, has_head_profile=profile is not None)
 
-    @property
-    def graph_tokens(self) -> int:
-        """Tokens of the largest captured CUDA graph; 0 without one."""
-        return self._engine.vllm_config.compilation_config.max_cudagraph_capture_size or 0
-
-    @property
-    def step_tokens(self) -> int:
-        """The most tokens of a step."""
-        return self._engine.vllm_config.scheduler_config.max_num_batched_tokens
-
     async def score(self, request: ScoreRequest) -> Scores:
         """See `SpeculatorEngine.score`. timings: queue (waiting and transport) and speculate, in milliseconds."""
-        token_ids, cache_salt, options = (
-            request.token_ids,
-            engine_salt(request.cache_salt, window=request.window),
-            self._arguments.possible(request.options),
-        )
+        token_ids, options = request.token_ids, self._arguments.possible(request.options)
         check_prompt(token_ids, options.tokens_ahead, self.info, self._vocab_size)
-        asked = self._arguments.of(
-            options, int(token_ids.size), request.questions, window=request.window and self.skips_layers
-        )
+        asked = self._arguments.of(options, int(token_ids.size), request.questions)
         began = time.perf_counter()
-        output, payload, importance = await self._scored(request.request_id, token_ids, asked, cache_salt)
+        output, payload, importance = await self._scored(request.request_id, token_ids, asked, request.cache_salt)
         total = 1e3 * (time.perf_counter() - began)
         speculate = min(payload["speculate_ms"], total)
         if request.keep_session:
-            session = EngineSession(np.array(token_ids, np.int32), len(token_ids), cache_salt)
+            session = EngineSession(np.array(token_ids, np.int32), len(token_ids), request.cache_salt)
             self._sessions.add(request.request_id, session)
         timings = {"queue": total - speculate, "speculate": speculate}
         return Scores(importance, payload["tokens"], timings, output.num_cached_tokens or 0)
@@ -144,7 +127,7 @@ class VllmSpeculator(SpeculatorEngine):
         """See `SpeculatorEngine.open_session`."""
         check_length(prompt.context_length, 0, self.info)
         check_ids(prompt.token_ids, self._vocab_size)
-        opened = EngineSession.over(prompt, engine_salt(cache_salt))
+        opened = EngineSession.over(prompt, cache_salt)
         read = DraftOptions.of(1, 0.0, 0, self._vocab_size).sampling(opened.extra_args, await self._gang.join())
         await self._generate(session, prompt.token_ids, read, opened.cache_salt)
         self._sessions.add(session, opened)
@@ -179,8 +162,7 @@ class VllmSpeculator(SpeculatorEngine):
     async def stats(self) -> dict[str, int]:
         """See `SpeculatorEngine.stats`: rounds after a rejected draft, and those that read tokens again."""
         sessions = self._sessions.stats()
-        counts = {name: sessions[name] for name in ("rollbacks", "rebuilt")}
-        return {**counts, "runs_all_layers": int(not self.skips_layers)}
+        return {name: sessions[name] for name in ("rollbacks", "rebuilt")}
 
     async def check_health(self) -> None:
         """Raise EngineUnavailableError if the engine is closed or dead."""

@@ -53,10 +53,8 @@ class ScoreArguments:
             )
         return options.model_copy(update={"scoring": "attention"})
 
-    def of(
-        self, options: SelectionOptions, prompt: int, questions: Sequence[Span], *, window: bool = False
-    ) -> dict[str, Any]:
-        """For a prompt of `prompt` tokens. options: `possible` ones. window: as in ScoreRequest."""
+    def of(self, options: SelectionOptions, prompt: int, questions: Sequence[Span]) -> dict[str, Any]:
+        """For a prompt of `prompt` tokens. options: `possible` ones."""
         needed = ScoreQueries.of(options, prompt, questions)
         if options.scoring != "heads":
             how = options.model_dump(include={"pool_kernel", "layers", "aggregation"})
@@ -64,8 +62,7 @@ class ScoreArguments:
         profile = self._profile
         assert profile is not None
         heads = [(head.layer, head.head, head.weight) for head in profile.heads]
-        asked = _by_heads(needed, heads, profile.question, profile.last, apart=False)
-        return {**asked, "depth": 1 + max(head.layer for head in profile.heads)} if window else asked
+        return _by_heads(needed, heads, profile.question, profile.last, apart=False)
 
     def of_each_head(
         self, heads: Sequence[tuple[int, int]], prompt: int, questions: Sequence[Span], *, last: bool

@@ -41,7 +41,6 @@ from speculator_service.vllm_backend.capture.scored_requests import (
     ScoredRequest,
     Wanted,
 )
-from speculator_service.vllm_backend.depth import LayerLoop, depth_of
 from speculator_service.vllm_backend.exact_top_k import sample_exactly
 from speculator_service.vllm_backend.full_graphs import piecewise_while
 from speculator_service.vllm_backend.head_scoring import HeadScoring
@@ -64,7 +63,6 @@ class SpeculatorWorker(RestoringWorker):
         # Each request may have one step, and the questions of all requests share the other rows.
         self._question_rows = max(STEP_ROWS, most)
         self._capture = QueryCapture(self._layers, most + self._question_rows, self.model_config.dtype, self.device)
-        self._loop = LayerLoop(self.model_runner.get_model(), self.compilation_config)
         self._computed: list[Computed] = []
         self._wanted: list[Wanted] = []
         self._step = SchedulerOutput.make_empty()
@@ -132,9 +130,7 @@ class SpeculatorWorker(RestoringWorker):
         self._computed = self._ledger.update(step)
         self._wanted = self._ledger.wanted(self._computed)
         self._capture.expect([wanted.slot for wanted in self._wanted])
-        depth = depth_of(self._computed, len(step.num_scheduled_tokens))
-        with self._loop.up_to(depth, step.total_num_scheduled_tokens):
-            output = super().execute_model(step)
+        output = super().execute_model(step)
         if self._wanted:
             queries = self._capture.collect()
             for row, wanted in enumerate(self._wanted):

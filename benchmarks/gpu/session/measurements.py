@@ -73,7 +73,7 @@ async def first_token_32b(settings: Settings, checks: Checks) -> None:
 async def _first_token(
     settings: Settings, checks: Checks, name: str, size: str, lengths: tuple[int, ...], rounds: int
 ) -> None:
-    reads: tuple[str, ...] = ("windows:4096", "windows:4096:all-layers", "whole", "windows:1024")
+    reads: tuple[str, ...] = ("windows:4096", "whole", "windows:1024")
     if size == "32b":
         reads = reads[:1]
     if settings.toy:

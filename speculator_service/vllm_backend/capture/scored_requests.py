@@ -20,7 +20,6 @@ SCORE_ARG = "skim_score"
 look_ahead: number of decoded tokens. rows: the half-open span of each question's rows. steps: the number of steps.
 All heads: {pool_kernel, layers, aggregation}. Some heads (`head_scoring`): {heads, question, last, apart}; heads has
 [layer, head, weight] each, question and last are the weights of the rows, and apart asks for the mass of each head.
-depth: the number of layers that the request needs (`depth`); without it, all.
 """
 
 STEP_ROWS = 16 * MAX_QUESTION_ROWS

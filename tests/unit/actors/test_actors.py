@@ -73,19 +73,15 @@ async def test_retrieval_heads_are_found_before_the_start_probe(monkeypatch, sta
         calls.append("heads")
         engine.info = replace(engine.info, has_head_profile=True)
 
-    async def check_layers(engine, model):
-        calls.append("layers")
-
     async def find_failure(engine, model):
         calls.append(("probe", engine.info.has_head_profile))
 
     monkeypatch.setattr(module, "create_engine", lambda kind, model, **_: MockSpeculator(model))
     monkeypatch.setattr(module, "ensure_heads", ensure_heads)
-    monkeypatch.setattr(module, "check_layers", check_layers)
     monkeypatch.setattr(module, "find_failure", find_failure)
     actor = SpeculatorActor.__new__(SpeculatorActor)
     await actor.__init__({"engine": "vllm", "model": str(MODELS / "speculator"), "start_probe": start_probe})
-    assert calls == (["heads", "layers", ("probe", True)] if searched else [])
+    assert calls == (["heads", ("probe", True)] if searched else [])
     assert decode(await actor.info(), ModelInfo).has_head_profile == searched
 
 

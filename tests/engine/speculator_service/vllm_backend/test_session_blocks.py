@@ -9,7 +9,7 @@ from vllm.utils.hashing import sha256
 
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
-from speculator_service.engine import ScoreRequest, engine_salt
+from speculator_service.engine import ScoreRequest
 from speculator_service.vllm_backend.scheduler import multi_step
 from tests.engine.speculator_service.vllm_backend.simulated_engine import continuation
 from tests.engine.speculator_service.vllm_backend.simulated_speculator import (
@@ -70,7 +70,7 @@ class Life:
         options = SelectionOptions(look_ahead=4, score_queries="both" if question else "look_ahead")
         rows = ((ids.size // 2, max(ids.size // 2 + 1, ids.size - 10)),) if question else ()
         await self.engine.score(ScoreRequest(name, ids, options, cache_salt=salt, keep_session=True, questions=rows))
-        return (engine_salt(salt), None), ids
+        return (salt, None), ids
 
     async def round(self, name, keys, prompt, answer):
         # Sometimes more tokens than one engine step decodes, over several blocks.

@@ -23,7 +23,7 @@ from tests.unit.actors.local_meter import LocalMeter
 DOCUMENT = Path(__file__).parents[4] / "docs" / "observability.md"
 SPECULATOR = {
     **asdict(Counters()), "sessions": 0, "rollbacks": 0, "rebuilt": 0,
-    **asdict(RecordCounts()), "records": 0, "failed_probe": 0, "runs_all_layers": 0,
+    **asdict(RecordCounts()), "records": 0, "failed_probe": 0,
 }  # fmt: skip
 
 

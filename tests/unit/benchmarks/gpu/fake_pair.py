@@ -11,14 +11,12 @@ class FakePair:
 
     def __init__(self):
         self.read_windows = []
-        self.skips, self._skips = [], True
 
     async def dense(self, ids):
         return 1.0 * ids.size
 
     async def skim(self, ids, options):
         kept = max(1, round(options.keep_rate * ids.size))
-        self.skips.append((options.read, options.window_tokens, self._skips))
         positions = np.arange(kept, dtype=np.int32)
         parts = {"queue": 0.1, "speculate": 0.2 * ids.size, "select": 1.0, "scoring": 0.5, "prefill": 1.0 * kept}
         return Timed(1.1 + 0.2 * ids.size + kept, KeptPrompt(ids[:kept], positions, ids.size), parts)
@@ -26,9 +24,6 @@ class FakePair:
     async def read(self, ids, window=None):
         self.read_windows.append((ids.size, window))
         return 0.2 * ids.size
-
-    def skip_layers(self, skips):
-        self._skips = skips
 
     async def read_kept(self, kept):
         return 1.0 * kept.token_ids.size

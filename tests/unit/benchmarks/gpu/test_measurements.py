@@ -8,55 +8,51 @@ from benchmarks.gpu import decode, scoring, ttft
 from benchmarks.gpu.arithmetic import FAR, Arithmetic, reason
 from benchmarks.gpu.presets import configs, preset
 from benchmarks.gpu.steps.step import ROOT
-from benchmarks.gpu.vllm_pair import depth_of
 from skim_common.errors import SkimError
 from tests.unit.benchmarks.gpu.fake_pair import FakePair
 
-READS = ("whole", "windows:128", "windows:128:all-layers")
+READS = ("whole", "windows:128")
 
 
 async def test_ttft_tells_of_every_case(tmp_path):
     pair, partial = FakePair(), []
     settings = ttft.GpuTtftSettings("toy", "cpu", (64, 4096), (0.2, "default"), rounds=2, reads=READS)
     result = await ttft.run(pair, settings, partial=partial.append)
-    cases = [("whole", 0.2), ("whole", "default"), ("windows:128", 0.2), ("windows:128", "default"), (READS[2], 0.2)]
+    cases = [("whole", 0.2), ("whole", "default"), ("windows:128", 0.2), ("windows:128", "default")]
     assert [(row["read"], row["keep_rate"]) for row in result["rows"]] == 2 * cases
-    assert [row["prompt_tokens"] for row in result["rows"]] == [64] * 5 + [4096] * 5
-    by_default = result["rows"][6]
+    assert [row["prompt_tokens"] for row in result["rows"]] == [64] * 4 + [4096] * 4
+    by_default = result["rows"][5]
     assert by_default["kept_tokens"] == round(0.37 * 4096)
     assert by_default["limit_ms"] == pytest.approx(0.2 * 4096 + by_default["kept_tokens"])
     assert by_default["dense_to_skim"]["median"] == pytest.approx(4096 / (1.1 + 0.2 * 4096 + by_default["kept_tokens"]))
     # A warm-up with the shortest prompt, and two rounds of which each reads a prompt once in each way.
     assert pair.read_windows == [(64, None), (64, 128), *2 * [(64, None), (64, 128), (4096, None), (4096, 128)]]
-    assert pair.skips[2:5] == [("windows", 128, True), ("windows", 128, True), ("windows", 128, False)]
-    assert [len(each["rows"]) for each in partial] == [5, 10, 10, 10], "what is known is told after each length"
+    assert [len(each["rows"]) for each in partial] == [4, 8, 8, 8], "what is known is told after each length"
     _shown(ttft, result, tmp_path)
 
 
 def test_ways_to_read():
-    assert [ttft.Reading.of(read) for read in READS] == [(None, True), (128, True), (128, False)]
+    assert [ttft.window_of(read) for read in READS] == [None, 128]
     with pytest.raises(SkimError, match="windows:TOKENS"):
-        ttft.Reading.of("windows")
+        ttft.window_of("windows")
 
 
 def test_the_arithmetic_is_that_of_the_plan():
     """Measured on an H200: dense 1,201 and 3,296 ms, with a read of the whole prompt 2.51 and 2.78 times as fast."""
     arithmetic = Arithmetic.of(*configs(preset("8b")), "NVIDIA H200")
     for tokens, dense, kept, ratio in ((32768, 1201, 3328, 2.51), (65536, 3296, 6592, 2.78)):
-        expected = arithmetic.expected(tokens, kept, None, 1.0)
+        expected = arithmetic.expected(tokens, kept, None)
         assert expected["dense_ms"] == pytest.approx(dense, rel=0.05)
         assert expected["dense_to_skim"] == pytest.approx(ratio, rel=0.1)
-        half, whole = (arithmetic.expected(tokens, kept, 4096, depth)["read_ms"] for depth in (0.5, 1.0))
-        assert 2 * half == pytest.approx(whole)
-        assert whole < expected["read_ms"]
+        assert arithmetic.expected(tokens, kept, 4096)["read_ms"] < expected["read_ms"]
     assert Arithmetic.of(*configs(preset("8b")), None) is None
 
 
-@pytest.mark.parametrize(("rate", "cells"), [(0.1, "2.0 | 3.9 | 5.7 | 9.5"), (0.2, "1.7 | 3.0 | 4.2 | 6.4")])
+@pytest.mark.parametrize(("rate", "cells"), [(0.1, "1.6 | 2.8 | 4.1 | 6.9"), (0.2, "1.4 | 2.3 | 3.3 | 5.1")])
 def test_the_page_has_the_arithmetic(rate, cells):
     arithmetic = Arithmetic.of(*configs(preset("8b")), "NVIDIA H200")
     tokens = (8192, 32768, 65536, 131072)
-    ratios = [arithmetic.expected(n, int(rate * n), 4096, depth_of(16) / 16)["dense_to_skim"] for n in tokens]
+    ratios = [arithmetic.expected(n, int(rate * n), 4096)["dense_to_skim"] for n in tokens]
     assert " | ".join(f"{ratio:.1f}" for ratio in ratios) == cells
     assert f"| keep .{round(10 * rate)} | {cells} |" in (ROOT / "docs" / "gpu.md").read_text()
 

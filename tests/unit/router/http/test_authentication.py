@@ -14,7 +14,6 @@ from router.http.authentication import KeyMiddleware
 from router.options.settings import RouterConfig
 from router.vllm_front.app import ServedModel, build_openai_app
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
-from speculator_service.engine import engine_salt
 from speculator_service.translation.token_text import TokenText
 from tests.unit.router.admission.test_api_keys import entry, write
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, until
@@ -108,13 +107,11 @@ async def test_a_salt_of_another_key_or_of_skim_cannot_be_sent(guarded, pools):
     write(guarded.file, entry("window", "key-1", isolate_cache=True), entry("spy", "key-2"))
     await guarded.client.post("/v1/completions", json=BODY, headers=bearer("key-1"))
     [mine] = (request.cache_salt for request in pools.generates)
-    for sent in ("window:", "window", ":", f"window:{mine}", mine, "whole:"):
+    for sent in ("window:", "window", ":", f"window:{mine}", mine, "team:"):
         await guarded.client.post("/v1/completions", json=BODY | {"cache_salt": sent}, headers=bearer("key-2"))
     spied = [request.cache_salt for request in pools.generates[1:]]
     assert len({mine, *spied}) == 7
-    service = {engine_salt(salt, window=window) for salt in (None, "", mine, *spied) for window in (False, True)}
-    assert not service & {mine, *spied}
-    assert not any(salt.startswith(("window", "whole", "skim")) for salt in (mine, *spied))
+    assert not any(salt.startswith("skim") for salt in (mine, *spied))
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,6 @@ async def test_the_best_of_all_windows_is_read_once_more_before_the_question():
     assert (np.diff(text) >= 0).all()  # in the order of the text
     assert {1020, 1070, 1010, 1050, 1090} <= set(text.tolist())
     assert again.token_ids[again.questions[0][0] :].tolist() == [*range(40, 52), 4, 5]
-    assert again.window
 
 
 async def test_the_second_read_ranks_anew():

@@ -72,7 +72,7 @@ async def test_each_window_is_a_short_prompt_with_the_question_after_it():
         assert window.token_ids[first - 1] == 3
         assert window.token_ids[end:].tolist() == [4, 5]
         assert first - 3 <= WINDOWS.window_tokens
-        assert (window.cache_salt, window.window, window.keep_session) == ("tenant", True, False)
+        assert (window.cache_salt, window.keep_session) == ("tenant", False)
     assert len({window.request_id for window in engine.asked}) == len(engine.asked) >= 5
     text = np.concatenate([window.token_ids[2 : window.questions[0][0] - 1] for window in engine.asked])
     assert text.tolist() == request.token_ids[:TEXT].tolist()

@@ -72,7 +72,6 @@ def test_the_worker_is_told_heads_or_layers():
         "rows": [(40, 50)],
         "steps": 1,
     }
-    assert arguments.of(HEADS, 100, [(40, 50)], window=True) == {**by_heads, "depth": 2}
     by_attention = arguments.of(SelectionOptions(look_ahead=3), 100, [(40, 50)])
     assert by_attention == {
         "pool_kernel": 13,
