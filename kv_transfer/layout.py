@@ -94,10 +94,6 @@ class TextLayout:
         end = int(text[-1]) + 1 if text.size else 0
         return tuple((first, last) for first, last in self.questions.tolist() if last >= end)
 
-    def asked(self, token_ids: Int32Array) -> tuple[bytes, ...]:
-        """The tokens of each question. token_ids: int32 [M], the prompt."""
-        return tuple(token_ids[first:end].tobytes() for first, end in self.questions.tolist())
-
     @property
     def regions(self) -> list[tuple[int, int, float]]:
         """rate_spans with their rates, as (start, end, rate). The rates are the decimals that the user wrote."""

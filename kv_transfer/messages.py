@@ -161,9 +161,8 @@ class Selection:
     """Speculator to router: the kept prompt, and how it was selected.
 
     importance: float32 [M] if the request set return_importance, else None. coverage: the kept share of the total
-    importance, 0 to 1. timings: milliseconds by part: queue, speculate, select; the first two only if
-    something was read. reused_tokens: leading kept tokens that stand in the kept prompt of an earlier request, in the
-    same order. cached_tokens: as in Scores.
+    importance, 0 to 1. timings: milliseconds by part: queue, speculate, select. reused_tokens: leading kept tokens that
+    stand in the kept prompt of an earlier request, in the same order. cached_tokens: as in Scores.
     unit_scores: float32 [U], the mean importance of each unit (`TextLayout.unit_starts`); None: not known.
     """
 

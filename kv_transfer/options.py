@@ -36,8 +36,6 @@ AUTO_MAX_KEEP = 0.5
 `min_keep` wants more."""
 SHORT_TEXT = 256
 """Tokens. With `reuse`, a new text of at most this length is kept whole in a later turn."""
-UNSCORED = 2048
-"""Tokens. With `reuse`, so much text is kept whole behind one that was scored for the same questions."""
 LEXICAL_WEIGHT = 1.0
 """The `lexical_weight` of granularity text where none is set."""
 LATE_TOKENS = 128

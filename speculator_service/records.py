@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kv_transfer.arrays import Float32Array, Int32Array, no_scores
+from kv_transfer.arrays import Int32Array
 from kv_transfer.options import SelectionOptions
 from kv_transfer.prefix_hash import block_hashes
 from skim_common.prefixes import common_prefix
@@ -23,17 +23,14 @@ class Record:
     """What was kept for one prompt.
 
     token_ids: int32 [M], the prompt. positions: int32 [K], the kept positions in cache order. options: those of the
-    request, and regions what of its layout decides what is kept, as bytes. importance: float32 [S], S <= M, the scores
-    of its first tokens, for the questions `asked` (`TextLayout.asked`). blocks: the prompt's
-    block hashes, which contain the cache salt.
+    request, and regions what of its layout decides what is kept, as bytes. blocks: the prompt's block hashes, which
+    contain the cache salt.
     """
 
     token_ids: Int32Array
     positions: Int32Array
     options: SelectionOptions
     regions: tuple[bytes, ...]
-    importance: Float32Array
-    asked: tuple[bytes, ...]
     blocks: Sequence[bytes] = field(repr=False)
 
 
@@ -75,19 +72,16 @@ class Records:
         salt: str | None = None,
         *,
         regions: tuple[bytes, ...] = (),
-        importance: Float32Array | None = None,
-        asked: tuple[bytes, ...] = (),
         replaces: Record | None = None,
     ) -> None:
-        """Keep what was kept for a prompt. regions, importance, asked: as in Record. replaces: a record that it
-        continues as a whole."""
+        """Keep what was kept for a prompt. regions: as in Record. replaces: a record that it continues as a
+        whole."""
         if replaces is not None:
             self.drop(replaces)
         blocks = block_hashes(token_ids, BLOCK_SIZE, salt)
         if not blocks or token_ids.size > self._max_tokens:
             return
-        scores = no_scores() if importance is None else importance.astype(np.float32)
-        record = Record(token_ids.astype(np.int32), positions.astype(np.int32), options, regions, scores, asked, blocks)
+        record = Record(token_ids.astype(np.int32), positions.astype(np.int32), options, regions, blocks)
         self._records[record] = None
         self._tokens += record.token_ids.size
         for block in blocks:

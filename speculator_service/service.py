@@ -18,7 +18,6 @@ from kv_transfer.spans import mask_of
 from kv_transfer.windows import decided
 from skim_common.models.info import ModelInfo
 from speculator_service.engine import Scores, SpeculatorEngine
-from speculator_service.known_scores import known_scores, scored_part
 from speculator_service.reading.read import reads_in_windows
 from speculator_service.records import MAX_TOKENS, Record, RecordMatch, Records
 from speculator_service.request_scores import scores_of
@@ -119,10 +118,7 @@ class SpeculatorService:
 
     async def _select(self, request: SelectRequest, context: str | None) -> Selection:
         """context: by `draft_context`."""
-        if (known := self._known(request, context)) is not None:
-            request, scores = known
-        else:
-            scores = await scores_of(self.engine, request, keep_session=context == "full")
+        scores = await scores_of(self.engine, request, keep_session=context == "full")
         start = time.perf_counter()
         if request.options.selector == "lexical":  # a router that falls back to it serves others at the same time
             fresh = await asyncio.to_thread(_fresh_selection, request, scores)
@@ -149,14 +145,6 @@ class SpeculatorService:
             unit_means(importance, starts).astype(np.float32),
         )
 
-    def _known(self, request: SelectRequest, context: str | None) -> tuple[SelectRequest, Scores] | None:
-        """By `known_scores`; None for a prompt that must be read, as for a drafting session over the whole prompt."""
-        by_windows = reads_in_windows(self.engine, request)
-        if request.options.reuse != "on" or not by_windows or context == "full":
-            return None
-        found = self.records.find(request.token_ids, request.cache_salt)
-        return known_scores(request, found) if found else None
-
     def _choose(
         self, request: SelectRequest, scores: Scores, fresh: Int32Array, share: float
     ) -> tuple[Extended, float]:
@@ -176,8 +164,6 @@ class SpeculatorService:
             options=request.options,
             salt=request.cache_salt,
             regions=_regions(request),
-            asked=request.layout.asked(request.token_ids),
-            importance=scored_part(request, importance),
         )
         if found is None:
             remember(fresh)

@@ -52,15 +52,14 @@ NO_CORRECTIONS: Mapping[Mode, float] = dict.fromkeys(MODES, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What each pool would read: the target of the whole prompt, the speculator (None: nothing), the target of the kept
-    prompt.
+    """What each pool would read: the target of the whole prompt, the speculator, the target of the kept prompt.
 
     cold: what the target would read of the whole prompt with an empty cache.
     """
 
     dense: Read
     cold: Read
-    read: Read | None
+    read: Read
     kept: Read
 
 
@@ -94,12 +93,12 @@ def estimate(
 ) -> Estimate | None:
     """None before both pools have been measured often enough. later: as in Estimate. corrections: by what the computing
     of each mode is multiplied (`router.decision.kinds`)."""
-    read = speculator.estimate(reads.read) if reads.read else 0.0
+    read = speculator.estimate(reads.read)
     kept = target.estimate(reads.kept)
     dense, cold = target.estimate(reads.dense), target.estimate(reads.cold)
     if read is None or kept is None or dense is None or cold is None:
         return None
-    queue, asked = target.queue_ms, speculator.queue_ms if reads.read else 0.0
+    queue, asked = target.queue_ms, speculator.queue_ms
     return Estimate(
         dense=queue + corrections["dense"] * dense,
         speculative=asked + queue + corrections["speculative"] * (read + kept),
@@ -150,7 +149,6 @@ def fewer(reads: Reads, extra: float) -> Decision:
     """
     if reads.dense.tokens <= reads.kept.tokens:
         return Decision(False, "cached" if reads.dense.cached else "sooner")
-    read = reads.read.tokens if reads.read else 0
-    if extra and reads.dense.tokens <= SPECULATOR_SHARE * read + reads.kept.tokens + extra:
+    if extra and reads.dense.tokens <= SPECULATOR_SHARE * reads.read.tokens + reads.kept.tokens + extra:
         return Decision(False, "later-turns")
     return UNMEASURED

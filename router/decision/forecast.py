@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import KeptPrompt
-from kv_transfer.options import SHORT_TEXT, UNSCORED
 from router.decision.cache_ledger import BLOCK_TOKENS, CachedPrefix
 from router.decision.cost_model import UNMEASURED, Estimate, Mode
 from router.decision.kept_sizes import KeptSizes
@@ -24,9 +23,7 @@ class Forecast:
     dropped. coming: tokens at the beginning that the target reads now for other dense prompts. windows: how the
     speculator reads it, if in windows. adapted: whether an adapter answers, with which the target reads more slowly.
     estimate: None before both pools have been measured often enough. choice: the mode whose first token is sooner, and
-    why (`router.decision.cost_model`). select_ms: what the selection took, once there is one. asked:
-    `TextLayout.asked`. scored: tokens at the beginning that have scores for these questions already, so that nothing is
-    read (`router.decision.scored_texts`); 0 if it is read.
+    why (`router.decision.cost_model`). select_ms: what the selection took, once there is one.
     """
 
     ids: Int32Array
@@ -44,14 +41,12 @@ class Forecast:
     estimate: Estimate | None = None
     choice: Decision = UNMEASURED
     select_ms: float | None = None
-    asked: tuple[bytes, ...] = ()
-    scored: int = 0
 
     @property
     def kind(self) -> Kind:
         size = int(self.ids.size)
         parts = self.known_dense, self.kept.tokens, size - self.sizes.droppable
-        way = "scored" if self.scored else way_of(self.options, self.windows)
+        way = way_of(self.options, self.windows)
         return way, int(self.adapted), size.bit_length() // 2, *(round(2 * part / size) for part in parts)
 
     def is_whole(self, prompt: KeptPrompt) -> bool:
@@ -70,11 +65,6 @@ class Forecast:
         if dense == kept:
             return None
         return "dense" if dense > kept else "speculative"
-
-    @property
-    def whole(self) -> int:
-        """A new text of at most so many tokens is kept whole, if the prompt extends an earlier one."""
-        return UNSCORED if self.scored else SHORT_TEXT
 
     def _of_turns(self, known: int) -> int:
         """The known tokens behind the opening; 0 if they may be words with which two prompts happen to begin."""

@@ -23,7 +23,6 @@ from router.decision.kept_sizes import KeptShares, KeptSizes
 from router.decision.kinds import Kinds
 from router.decision.later_turns import LaterTurns
 from router.decision.pool_time import PoolTime, Speeds
-from router.decision.scored_texts import ScoredTexts
 from router.decision.target_caches import TargetCaches
 from router.decision.window_reads import WindowReads
 from router.options.request import PrefillOptions
@@ -42,7 +41,7 @@ class Forecaster:
         self.caches = TargetCaches()
         self.read, self.read_in_windows = CacheLedger(), CacheLedger()
         self.turns = LaterTurns()
-        self._shares, self.kinds, self._scored = KeptShares(), Kinds(), ScoredTexts()
+        self._shares, self.kinds = KeptShares(), Kinds()
 
     def speeds(self) -> dict[str, Speeds]:
         """How fast the pools read, as far as it is known: the speculator whole prompts, or else windows."""
@@ -87,10 +86,7 @@ class Forecaster:
         if alike > kept.kept:
             kept = CachedPrefix(alike, alike, dense.age)
         share = self._shares.of(way_of(options, windows), options, sizes)
-        asked = layout.asked(ids) if windows and options.reuse == "on" else ()
-        scored = self._scored.find(hashes, asked, sizes) if asked else 0
-        found = dense, read, kept, share, coming, windows, adapted
-        forecast = Forecast(ids, salt, options, hashes, sizes, *found, asked=asked, scored=scored)
+        forecast = Forecast(ids, salt, options, hashes, sizes, dense, read, kept, share, coming, windows, adapted)
         selector, target, later = self._selector(options, windows), self._target(forecast), 0.0
         # A conversation that has begun speculative has paid most already, so a guess at its end is not worth a change.
         if told is not None or forecast.before != "speculative":
@@ -132,7 +128,7 @@ class Forecaster:
         reads, target = self._reads(forecast, options), self._target(forecast)
         if not selects:
             return Work(0.0, target.estimate(reads.dense) or 0.0, most_tokens=most_tokens)
-        read = self._selector(options, forecast.windows).estimate(reads.read) if reads.read else None
+        read = self._selector(options, forecast.windows).estimate(reads.read)
         kept = target.estimate(reads.kept)
         drafts = self._drafts_ms(reads.kept) if reads_for_drafts else 0.0
         return Work(read or 0.0, kept or 0.0, True, most_tokens, drafts)
@@ -152,7 +148,7 @@ class Forecaster:
         return Reads(
             dense=Read.of(size, forecast.known_dense),
             cold=Read.of(size),
-            read=None if forecast.scored else self._selector_read(forecast.windows, size, known_read),
+            read=self._selector_read(forecast.windows, size, known_read),
             kept=Read.of(known.kept + kept, known.kept),
         )
 
@@ -172,7 +168,7 @@ class Forecaster:
         if known.kept <= sizes.opening:
             return fresh - known.kept
         late = min(self.turns.late, known.tokens - known.kept)
-        extended = max(fresh - known.kept, sizes.new(share, known.tokens, forecast.whole) + late)
+        extended = max(fresh - known.kept, sizes.new(share, known.tokens) + late)
         return min(fresh - min(known.kept, sizes.opening), extended)
 
     def selected(self, forecast: Forecast, selection: Selection, options: PrefillOptions) -> Forecast:
@@ -183,18 +179,14 @@ class Forecaster:
         windows = None if lexical else forecast.windows  # lexical perhaps as a fallback
         read = windows.read(size, cached) if windows else Read.of(size, cached)
         took = sum(selection.timings.values()) - queue
-        is_read = windows is None or "speculate" in selection.timings
-        if is_read:
-            self._selector(options, windows).measure(read, took, queue)
-        if not lexical and is_read:
+        self._selector(options, windows).measure(read, took, queue)
+        if not lexical:
             ledger = self._read_ledger(windows)
             ledger.correct(forecast.read, cached)
             self._speculator_wrote(read.tokens if windows is None else round(windows.tokens(size, cached)))
             ledger.add(forecast.ids, forecast.hashes, ends_of(forecast.hashes))
         if selection.kept.session is not None:
             self._speculator_wrote(selection.kept.token_ids.size)
-        if windows and (scored := size if is_read else forecast.scored):
-            self._scored.add(forecast.hashes, forecast.asked, scored)
         way, sizes = way_of(options, windows), forecast.sizes
         if selection.reused_tokens <= sizes.opening:
             self._shares.selected(way, options, sizes, int(selection.kept.token_ids.size))
@@ -213,7 +205,7 @@ class Forecaster:
         else:
             self.caches.kept.correct(forecast.kept, cached)
             if forecast.before == "speculative":
-                kept = forecast.sizes.new(forecast.share, forecast.kept.tokens, forecast.whole)
+                kept = forecast.sizes.new(forecast.share, forecast.kept.tokens)
                 self.turns.extended(read.tokens - kept)
         if whole or forecast.select_ms is not None:
             self._compare(forecast, "dense" if whole else "speculative", ms)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from cachetools import LRUCache
 
 from kv_transfer.layout import NO_LAYOUT, TextLayout
-from kv_transfer.options import AUTO, SelectionOptions
+from kv_transfer.options import AUTO, SHORT_TEXT, SelectionOptions
 
 WAYS = 256
 """So many ways to select by a coverage are remembered, each with the share that it kept."""
@@ -63,10 +63,10 @@ class KeptSizes:
         rest = int(self.rest.sum())
         return min(1.0, max(0.0, kept - float(self.fixed.sum())) / rest) if rest else None
 
-    def new(self, share: float, start: int, whole: int) -> float:
-        """As `kept`, of a later turn, whose tokens begin at `start`: all are kept if at most `whole` may be dropped."""
+    def new(self, share: float, start: int) -> float:
+        """As `kept`, of a later turn, whose tokens begin at `start`: all if at most SHORT_TEXT may be dropped."""
         behind = KeptSizes(self.fixed[start:], self.rest[start:])
-        return float(behind.fixed.size) if behind.droppable <= whole else behind.kept(share)
+        return float(behind.fixed.size) if behind.droppable <= SHORT_TEXT else behind.kept(share)
 
 
 class KeptShares:

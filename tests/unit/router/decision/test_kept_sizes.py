@@ -49,8 +49,8 @@ def test_the_opening_ends_where_something_may_be_dropped():
 
 def test_a_short_new_text_is_kept_whole():
     sizes = KeptSizes.of(SIZE, LAST)
-    assert sizes.new(0.2, SIZE - 256 - LAST, 256) == 256 + LAST
-    assert sizes.new(0.2, SIZE - 500 - LAST, 256) == 100 + LAST
+    assert sizes.new(0.2, SIZE - 256 - LAST) == 256 + LAST
+    assert sizes.new(0.2, SIZE - 500 - LAST) == 100 + LAST
 
 
 def test_a_selection_of_nothing_tells_no_share():
