@@ -19,7 +19,7 @@ demo: $(INSTALLED) ## answer a question about a long document, speculative and d
 	$(BIN)/skim demo
 
 # tests/rings.py has the commands. A ring that fails keeps no other from running; a table of all ends the run.
-test: $(INSTALLED) ## run lint and the tests of each push, about 15 minutes on two idle cores
+test: $(INSTALLED) ## run lint and the tests of each push (minutes: docs/testing.md)
 	@$(RINGS) lint unit engine e2e chaos
 
 nightly: $(INSTALLED) ## run what a night adds to them: more models, clusters and examples, then peer, soak and fuzz

@@ -153,7 +153,8 @@ SHOWN = (
         "the same, longer prompts and all tasks",
         "lengths-qwen-long",
         figures.by_length("auto + guard", 0.0),
-        f"78 prompts of the 6 families of tasks that dense can do, 4,096 to 16,384 tokens; {QWEN}, on one H200",
+        f"78 prompts of the 6 families of tasks that dense can do, 4,096 to 16,384 tokens; {QWEN}, on one H200,"
+        " one of the README's three runs",
         BY_LENGTH,
     ),
     Claim(

@@ -69,8 +69,8 @@ def describe(result: dict[str, Any]) -> str:
         " metric. In brackets: the 95 % interval of the paired difference from dense (bootstrap). *Kept* is the share"
         " of the prompt that the target reads with the default.",
         "",
-        f"The default: {against_dense(result)}. It runs {dense} of {long} prompts dense. It loses points in:"
-        f" {lost(result)}.",
+        f"The default, all tasks together: {against_dense(result)}. It runs {dense} of {long} prompts dense. It loses"
+        f" points in: {lost(result)}.",
         "",
     ]
     return "\n".join([*lines, *(f"- *{name}*: {what}." for name, what in result["selectors"].items())])

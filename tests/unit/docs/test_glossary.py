@@ -1,5 +1,5 @@
-"""Every file that the glossary, the pages on the architecture and on hooks, and CONTRIBUTING name exists; so does every
-link."""
+"""Every file that the glossary, the pages on the architecture and on hooks, CONTRIBUTING and SECURITY name exists; so
+does every link."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ FOLDERS = "actors|benchmarks|cluster|demo_models|docs|evals|examples|kv_transfer
 PATH = re.compile(rf"(?<![\w/.-])(?:{FOLDERS}|speculator_service|target_service|vllm_hooks)/[\w./-]*")
 PYTHON_FILE = re.compile(r"[\w./-]+\.py\b")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-DOCUMENTS = ("docs/glossary.md", "docs/architecture/*.md", "docs/hooks.md", "CONTRIBUTING.md")
+DOCUMENTS = ("docs/glossary.md", "docs/architecture/*.md", "docs/hooks.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = [
     page
     for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "demo_models/*.md", "examples/**/*.md")

@@ -229,7 +229,8 @@ def test_the_gpu_figures_in_the_readme_are_those_of_the_results() -> None:
     text = " ".join(README.read_text().split())
     figure = lengths.pooled_default(committed(name) for name in LENGTHS)
     _, low, high = figure.difference
-    assert f"On an H200, {figure.n} prompts of 2,048 to 16,384 tokens: score {100 * figure.score:.0f}, dense" in text
+    prompts = f"{figure.n} prompts of three runs, 2,048 to 16,384 tokens"
+    assert f"On an H200, {prompts}: score {100 * figure.score:.0f}, dense" in text
     dense = f"dense {100 * figure.dense:.0f} (difference {100 * low:+.0f} to {100 * high:+.0f})"
     assert f"{dense}, {figure.kept:.2f} kept." in text
     (row,) = (r for r in committed("gpu-ttft")["rows"] if (r["prompt_tokens"], r["keep_rate"]) == (65536, BENCH_KEEP))
