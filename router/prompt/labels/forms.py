@@ -1,13 +1,13 @@
 """Labels that have a line of their own, or the beginning of one: headings, titles, [n], files of a diff, times."""
 
-import re
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+import re2
 
 from router.prompt.labels.marks import Marks, TextLines
-from router.prompt.text.codes import Codes, among
+from router.prompt.text.codes import DIGIT, LETTER, SPACE, WORD, Codes, among
 
 SHORT_TITLE = 60
 """Characters. A line without a stop between a blank line and a longer one is a title up to this length."""
@@ -15,42 +15,43 @@ TITLE = 100
 REST = 80
 """Characters. After a label in brackets, so short a rest of the line without a stop belongs to the label."""
 
+MOST_COMMENT, MOST_BRACKETED = 80, 60
+"""Characters between the signs of a comment or parentheses, and between brackets, of a label."""
 LONGEST_STAMPED = 200
 """Characters. A longer line with a time is no label of the lines after it; its time is."""
 
 _BARS = "=*~#+<>-_"
-_HEADING = re.compile(r"(#{1,6})[ \t]+\S")
-_COMMENTED = re.compile(
-    r"#|@|[ \t]+\S|(?:import|from|def|class|if|for|while|return|export|set|function|const|let|var|local)\b"
-    r"|[a-z_][\w.-]*(?:[ \t]*[:=]|\()|[A-Z_]{2,}="
+MOST_BARRED = 101
+"""Characters between two bars of a line."""
+_COMMENTED = re2.compile(
+    rf"[#@]|[ \t]+[^{SPACE}]|(?:import|from|def|class|if|for|while|return|export|set|function|const|let|var|local)"
+    rf"(?:[^{WORD}]|$)|[a-z_][{WORD}.-]*(?:[ \t]*[:=]|\()|[A-Z_]{{2,}}="
 )
 """After such a line, "# ..." is a comment of code or of a config."""
-_BARRED = re.compile(r"[=*~#+<>_-]{2,}[ \t]*[^\s=*~#+<>_-].{0,100}?[ \t]*[=*~#+<>_-]{2,}$")
-_BRACKET = re.compile(
-    r"(?:\[([^\[\]\n]{1,60})\]|\u3010([^\u3010\u3011\n]{1,60})\u3011)(?:(?![(:])|:(?![ \t]*(?:\w+:|[/<#.])))"
+_SEVERITIES = frozenset(str.split("trace debug info notice warn warning error err fatal critical"))
+_DATE = rf"(?:{DIGIT}{{4}}[-/.]{DIGIT}{{2}}[-/.]{DIGIT}{{2}}|{DIGIT}{{1,2}}/{DIGIT}{{1,2}}/{DIGIT}{{2,4}})"
+_TIME = rf"{DIGIT}{{1,2}}:{DIGIT}{{2}}(?::{DIGIT}{{2}})?(?:[.,]{DIGIT}{{1,6}})?(?:Z|[ ]?[APap]\.?[Mm]\.?)?"
+_STAMP = re2.compile(
+    rf"([\[(<]?(?:{_DATE}(?:[T ,]{{1,2}}{_TIME})?|{_TIME})(?:[ ]*-->[ ]*[{DIGIT}:.,]+)?[\])>]?)(?:[{SPACE}:|-]|$)"
 )
-_PARENTHESES = re.compile(r"\([^()\n]{3,80}\)$")
-_COMMENT = re.compile(r"<!--[^\n]{1,80}-->$")
-_PREFIXED = re.compile(r"(={2,6}|\*{2,6})[ \t]+[^\s=*]")
-_SEVERITY = re.compile(r"(?:trace|debug|info|notice|warn|warning|error|err|fatal|critical)$", re.IGNORECASE)
-_DATE = r"(?:\d{4}[-/.]\d\d[-/.]\d\d|\d{1,2}/\d{1,2}/\d{2,4})"
-_TIME = r"\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,6})?(?:Z|[ ]?[APap]\.?[Mm]\.?)?"
-_STAMP = re.compile(rf"[\[(<]?(?:{_DATE}(?:[T ,]{{1,2}}{_TIME})?|{_TIME})(?:[ ]*-->[ ]*[\d:.,]+)?[\])>]?(?=[\s:|-]|$)")
-_AFTER_STAMP = re.compile(r"[ \t:|-]*[^\W\d_][^\n:]{0,40}:(?=\s)")
-_ENDS_WITH_TIME = re.compile(rf"[^\W\d_][\w .'\u2019-]{{0,40}}?[ \t]+[\[(]?{_TIME}[\])]?$")
-_ITEM = re.compile(r"(?:\(?\d{1,3}[.)]|\([a-z]{1,3}\))(?=\s)")
-_NUMBERED = re.compile(r"\u00a7+[ ]?\d|(\d{1,3}(?:\.\d{1,3})+)\.?\s+[^\W\d_]|\d{1,3}\s+[^\W\d_]")
+_ENDS_WITH_TIME = re2.compile(rf"([{LETTER}][{WORD} .'\x{{2019}}-]*?)[ \t]+[\[(]?{_TIME}[\])]?$")
+MOST_NAME = 41
+"""Characters of a speaker's name beside a time."""
+_ITEM = re2.compile(rf"(\(?{DIGIT}{{1,3}}[.)]|\([a-z]{{1,3}}\))[{SPACE}]")
+_NUMBERED = re2.compile(
+    rf"\x{{a7}}+[ ]?{DIGIT}|(?:({DIGIT}{{1,3}}(?:\.{DIGIT}{{1,3}})+)\.?|{DIGIT}{{1,3}})[{SPACE}]+[{LETTER}]"
+)
 _WORDS = (
     "chapter|section|part|article|appendix|passage|document|doc|page|act|scene|book|volume|exhibit|schedule|annex"
     "|source|file|example|case|item|entry|record|excerpt|snippet|chunk|result|note|letter|session|day|lesson|unit|topic"
     "|kapitel|abschnitt|teil|artikel|chapitre|partie|cap\u00edtulo|secci\u00f3n|parte|capitolo|hoofdstuk"
 )
-_TITLED = re.compile(rf"({_WORDS})[ \t]*(?:#|no\.?[ ]?)?(?:\d[\w.]*|[ivxlc]+|[a-z])\b", re.IGNORECASE)
-_WIDE_TITLED = re.compile(r"\u7b2c.{1,6}[\u7ae0\u7bc0\u8282\u6761\u689d\u90e8\u7f16\u56de]")
-_FILE = re.compile(r"(?:diff --git |Index: |commit [0-9a-f]{7,40}\b)")
-_PATH = re.compile(
-    r"(?=.{2,160}$)(?:[\w.~-]*[/\\])*[\w.~-]+(?:[/\\]|\.[A-Za-z]\w{0,7}|:)?$|(?:[\w.~-]*[/\\])+[\w.~-]+$"
+_TITLED = re2.compile(
+    rf"(?i)(({_WORDS})[ \t]*(?:#|no\.?[ ]?)?(?:{DIGIT}(?:[{WORD}.]*[{WORD}])?|[ivxlc]+|[a-z]))(?:[^{WORD}]|$)"
 )
+_WIDE_TITLES = "\u7ae0\u7bc0\u8282\u6761\u689d\u90e8\u7f16\u56de"
+_COMMIT = re2.compile(rf"commit [0-9a-f]{{7,40}}(?:[^{WORD}]|$)")
+_PATH_SIGNS = dict.fromkeys(map(ord, "._~-/\\"), "a")
 _STOPS = (".", "!", "?", "\u3002", "\uff01", "\uff1f", ",", ";")
 
 
@@ -114,9 +115,25 @@ def _next_line(text: str, lines: TextLines, number: int) -> str:
 
 
 def _heading(marks: Marks, text: str, lines: TextLines, number: int) -> None:
-    found = _HEADING.match(lines.text(text, number))
-    if found is not None and not _COMMENTED.match(_next_line(text, lines, number)):
-        _whole(marks, lines, number, "heading", len(found[1]))
+    level = _level(lines.text(text, number))
+    if level and not _COMMENTED.match(_next_line(text, lines, number)):
+        _whole(marks, lines, number, "heading", level)
+
+
+def _level(line: str) -> int:
+    """The number of signs before a title, such as "## Title"; 0 if there are none or more than six."""
+    title = line.lstrip(line[0])
+    level = len(line) - len(title)
+    return level if level <= 6 and title[:1] in (" ", "\t") and not title.lstrip(" \t")[0].isspace() else 0
+
+
+def _is_barred(line: str) -> bool:
+    """Whether a title stands between bars, such as "=== title ==="."""
+    after = line.lstrip(_BARS)
+    before = after.rstrip(_BARS)
+    title = before.strip(" \t")
+    barred = len(line) - len(after) > 1 < len(after) - len(before)
+    return barred and 0 < len(title) <= MOST_BARRED and not (title[0] in _BARS or title[0].isspace())
 
 
 def _bar(marks: Marks, text: str, lines: TextLines, number: int) -> None:
@@ -131,10 +148,12 @@ def _bar(marks: Marks, text: str, lines: TextLines, number: int) -> None:
     elif line[:2] in ("**", "__") and line.rstrip(":").endswith(line[:2]) and 4 < len(line) <= TITLE:
         if line.count(line[:2]) == 2:
             _whole(marks, lines, number, "bold")
-    elif _BARRED.match(line):
+    elif _is_barred(line):
         _whole(marks, lines, number, "bar")
-    elif len(line) <= TITLE and not line.endswith(_STOPS) and (found := _PREFIXED.match(line)):
-        _whole(marks, lines, number, "heading", len(found[1]))
+    elif len(line) > TITLE or line[0] not in "=*" or line.endswith(_STOPS):
+        return
+    elif (level := _level(line)) > 1 and line[level:].lstrip(" \t")[0] not in "=*":
+        _whole(marks, lines, number, "heading", level)
 
 
 def _hunk(marks: Marks, text: str, lines: TextLines, number: int) -> None:
@@ -143,22 +162,35 @@ def _hunk(marks: Marks, text: str, lines: TextLines, number: int) -> None:
 
 
 def _comment(marks: Marks, text: str, lines: TextLines, number: int) -> None:
-    if _COMMENT.match(lines.text(text, number)):
+    line = lines.text(text, number)
+    if line.startswith("<!--") and line.endswith("-->") and 0 < len(line) - len("<!---->") <= MOST_COMMENT:
         _whole(marks, lines, number, "comment")
 
 
 def _file(marks: Marks, text: str, lines: TextLines, number: int) -> None:
-    if _FILE.match(lines.text(text, number)):
+    line = lines.text(text, number)
+    if line.startswith(("diff --git ", "Index: ")) or _COMMIT.match(line):
         _whole(marks, lines, number, "file")
 
 
 def _bracket(marks: Marks, text: str, lines: TextLines, number: int) -> None:
     line = lines.text(text, number)
-    if _stamp(marks, line, text, lines, number) or (found := _BRACKET.match(line)) is None:
+    if _stamp(marks, line, text, lines, number):
         return
-    name = (found[1] or found[2]).strip()
-    if not _SEVERITY.match(name) and any(map(str.isalnum, name)):
-        _begun(marks, line, lines, number, found.end(), "bracket")
+    end = line.find("]" if line[0] == "[" else "\u3011", 1, MOST_BRACKETED + 2)
+    name, rest = line[1:end], line[end + 1 :]
+    if end < 0 or line[0] in name or rest[:1] == "(" or name.strip().lower() in _SEVERITIES:
+        return
+    if rest[:1] == ":" and _is_field(rest[1:].lstrip(" \t")):
+        return
+    if any(map(str.isalnum, name)):
+        _begun(marks, line, lines, number, end + 1 + (rest[:1] == ":"), "bracket")
+
+
+def _is_field(after: str) -> bool:
+    """Whether a link, a path, a tag or another name with a colon follows a name in brackets and its colon."""
+    word, colon, _ = after.partition(":")
+    return after[:1] in ("/", "<", "#", ".") or (colon != "" and word.replace("_", "a").isalnum())
 
 
 def _begun(marks: Marks, line: str, lines: TextLines, number: int, end: int, group: str) -> None:
@@ -175,11 +207,12 @@ def _stamp(marks: Marks, line: str, text: str, lines: TextLines, number: int) ->
     as a trace, the whole line is the label."""
     if (found := _STAMP.match(line)) is None:
         return False
-    end = found.end()
+    end = found.end(1)
+    speaker, _, said = line[end:].lstrip(" \t:|-").partition(":")
     if end >= len(line) - 1:
         _whole(marks, lines, number, "time")
-    elif (speaker := _AFTER_STAMP.match(line, end)) is not None:
-        _begin(marks, lines, number, speaker.end(), "stamp")
+    elif said[:1].isspace() and len(speaker) <= MOST_NAME and speaker[:1].isalpha():
+        _begin(marks, lines, number, len(line) - len(said), "stamp")
     elif len(line) < LONGEST_STAMPED and _is_followed(text, lines, number):
         _whole(marks, lines, number, "stamp")
     else:
@@ -198,11 +231,12 @@ def _number(marks: Marks, text: str, lines: TextLines, number: int) -> None:
         return
     if (item := _ITEM.match(line)) is not None:
         if lines.fresh[number] and lines.apart[number]:
-            _begun(marks, line, lines, number, item.end(), "item")
+            _begun(marks, line, lines, number, item.end(1), "item")
         else:
-            _begin(marks, lines, number, item.end(), "item" if lines.fresh[number] else "list")
+            _begin(marks, lines, number, item.end(1), "item" if lines.fresh[number] else "list")
         return
-    if lines.fresh[number] and not lines.apart[number] and _PARENTHESES.match(line):
+    in_parentheses = line[0] == "(" and line[-1] == ")" and line.count("(") == line.count(")") == 1
+    if in_parentheses and 3 <= len(line) - 2 <= MOST_COMMENT and lines.fresh[number] and not lines.apart[number]:
         _whole(marks, lines, number, "bracket")
     found = _NUMBERED.match(line)
     if found and len(line) <= TITLE and not line.endswith(_STOPS) and (found[1] or lines.fresh[number]):
@@ -211,10 +245,10 @@ def _number(marks: Marks, text: str, lines: TextLines, number: int) -> None:
 
 def _title(marks: Marks, text: str, lines: TextLines, number: int) -> None:
     line = lines.text(text, number)
-    if (found := _TITLED.match(line)) and (len(line) <= len(found[0]) + 1 or not line.endswith(_STOPS)):
+    if (found := _TITLED.match(line)) and (len(line) <= found.end(1) + 1 or not line.endswith(_STOPS)):
         if ":" not in line:
-            _whole(marks, lines, number, f"title {found[1].lower()}")
-    elif _WIDE_TITLED.match(line):
+            _whole(marks, lines, number, f"title {found[2].lower()}")
+    elif line[0] == "\u7b2c" and any(sign in _WIDE_TITLES for sign in line[2:8]):
         _whole(marks, lines, number, "title")
     elif group := _group_of_title(line, lines, number):
         _whole(marks, lines, number, group)
@@ -222,12 +256,14 @@ def _title(marks: Marks, text: str, lines: TextLines, number: int) -> None:
 
 def _group_of_title(line: str, lines: TextLines, number: int) -> str:
     """The group of a line after a blank one that is a title by its form; "" for others."""
-    path = _PATH.match(line) and ("/" in line or "." in line or "\\" in line or line.endswith(":"))
+    stem = line[:-1] if line[-1] in "/\\:" else line
+    path = (stem != line or "/" in line or "." in line or "\\" in line) and stem.translate(_PATH_SIGNS).isalnum()
+    path = path and stem[-1] not in "/\\"
     if line.endswith(_STOPS) or '"' in line or (line[0].islower() and not path):
         return ""
     if line.endswith(":"):
         return "path" if path else "colon"
-    if _ENDS_WITH_TIME.match(line):
+    if (found := _ENDS_WITH_TIME.match(line)) and found.end(1) <= MOST_NAME:
         return "speaker"
     if number + 1 >= len(lines.places[0]):
         return ""

@@ -1,13 +1,13 @@
 """Labels before a colon: "Source: x", the speaker of a turn, "Passage 7:", the first field of a record."""
 
-import re
 from collections import Counter
 
 import numpy as np
+import re2
 
 from router.prompt.labels.forms import REST
 from router.prompt.labels.marks import Marks, TextLines
-from router.prompt.text.codes import Codes, among
+from router.prompt.text.codes import DIGIT, Codes, among
 
 LEAST = 3
 """So often a word that is not known as a label must stand before a colon."""
@@ -18,13 +18,24 @@ LONGEST_QUESTION = 160
 LONGEST_KEY = 64
 """Characters."""
 MOST_WORDS = 6
-_KNOWN = re.compile(
-    r"(?:source|title|file ?name|file|path|url|uri|link|document|doc|passage|page|section|chapter|article|paragraph"
-    r"|topic|subject|from|reference|ref|snippet|chunk|result|excerpt|record|entry|case|step|day|session|service|host"
-    r"|server|repository|repo|commit|table|sheet|channel|thread|question|q|quelle|titel|datei|dokument|fuente"
-    r"|t\u00edtulo|documento|archivo|fichier|titre|\u6765\u6e90|\u6807\u9898|\u6587\u4ef6|\u51fa\u5178|\u30bd\u30fc\u30b9)$"
+_KNOWN = {
+    "file name",
+    "t\u00edtulo",
+    "\u6765\u6e90",
+    "\u6807\u9898",
+    "\u6587\u4ef6",
+    "\u51fa\u5178",
+    "\u30bd\u30fc\u30b9",
+}
+_KNOWN |= set(
+    str.split(
+        "source title filename file path url uri link document doc passage page section chapter article paragraph"
+        " topic subject from reference ref snippet chunk result excerpt record entry case step day session service host"
+        " server repository repo commit table sheet channel thread question q quelle titel datei dokument fuente"
+        " documento archivo fichier titre"
+    )
 )
-_DIGITS = re.compile(r"\d+(?:[.:,]\d+)*")
+_DIGITS = re2.compile(rf"{DIGIT}+(?:[.:,]{DIGIT}+)*")
 MOST_FIELDS, LONGEST_HEADER = 3, 200
 """Fields and characters of the header of a passage. That of a letter is too long for a label."""
 _QUESTIONS = ("q", "question")
@@ -51,7 +62,7 @@ def add_keys(marks: Marks, text: str, codes: Codes, lines: TextLines) -> None:
     fresh = Counter(key for number, key in zip(numbers, keys, strict=True) if lines.fresh[number])
     begins_record = {key for key, count in counts.items() if count >= LEAST and fresh[key] >= MOSTLY * count}
     members = {key for key, count in counts.items() if count >= LEAST and fresh[key] < count / 2}
-    known = {key for key in counts if _KNOWN.match(key)}
+    known = _KNOWN & counts.keys()
     named = {key for key, count in counts.items() if count >= LEAST and not (begins_record and key in members)}
     whole = known | (begins_record if members else set())
     raw, _, stops, after = lines.places

@@ -1,12 +1,11 @@
 """Labels of nested parts: keys of JSON objects and arrays, classes and functions of code, sections of a config."""
 
-import re
-
 import numpy as np
 import numpy.typing as npt
+import re2
 
 from router.prompt.labels.marks import Marks, TextLines
-from router.prompt.text.codes import Codes, among
+from router.prompt.text.codes import SPACE, WORD, Codes, among
 
 LONG_OBJECT = 120
 """Characters. A shorter object or array with a key is text, not a label with text."""
@@ -14,17 +13,22 @@ LONG_RECORD = 200
 """Characters. The first member of a longer object without a key is the label of the others."""
 LONGEST_KEY = 100
 """Characters."""
-_FIRST_MEMBER = re.compile(
+_FIRST_MEMBER = re2.compile(
     r'\{\s{0,200}"(?:[^"\\\n]|\\.){0,60}"\s{0,8}:\s{0,8}(?:"(?:[^"\\\n]|\\.){0,80}"|[\w.+-]{1,40}),?'
 )
-_DEFINITION = re.compile(
-    r"(?:(?:export|default|public|private|protected|internal|static|final|abstract|async|virtual|override|pub(?:\(\w+\))?"
-    r"|unsafe|inline|const|extern|template<[^>]*>)\s+){0,4}"
-    r"(?:class|def|fn|func|function|struct|impl|interface|trait|enum|module|namespace|object|package|sub|procedure)\b"
-    r"\s+[\w$*(<:.~]"
+LONGEST_MEMBER = 600
+"""Characters."""
+_DEFINITION = re2.compile(
+    r"(?:(?:export|default|public|private|protected|internal|static|final|abstract|async|virtual|override|unsafe|inline"
+    rf"|const|extern|pub(?:\([{WORD}]+\))?|template<[^>]*>)[{SPACE}]+){{0,4}}"
+    r"(?:class|def|fn|func|function|struct|impl|interface|trait|enum|module|namespace|object|package|sub|procedure)"
+    rf"[{SPACE}]+[{WORD}$*(<:.~]"
 )
-_METHOD = re.compile(r"(?!(?:if|for|while|switch|catch|else|do|try|return|with|elif|match|when|until)\b)[\w$].*\(.*\{$")
-_SECTION = re.compile(r"(?:-\s+)?[\"']?[\w$@./-][\w $@./()-]{0,60}[\"']?\s*[:=]?\s*[:{]$")
+_METHOD = re2.compile(rf"([{WORD}]+|\$).*\(.*\{{$")
+_STATEMENTS = frozenset(str.split("if for while switch catch else do try return with elif match when until"))
+_SECTION = re2.compile(rf"(?:-[{SPACE}]+)?[\"']?([{WORD}$@./-][{WORD} $@./()-]*?)[\"']?[{SPACE}]*[:=]?[{SPACE}]*[:{{]$")
+MOST_SECTION = 61
+"""Characters of the name of a section."""
 
 
 def add_json(marks: Marks, text: str, codes: Codes, filled: npt.NDArray[np.int64]) -> None:
@@ -47,8 +51,10 @@ def add_json(marks: Marks, text: str, codes: Codes, filled: npt.NDArray[np.int64
             size = (positions[partner[number]] if partner[number] >= 0 else codes.size) - place
             if keys[number] >= 0 and size > LONG_OBJECT:
                 marks.add(keys[number], colons[number] + 1, "json", depth)
-            elif keys[number] < 0 and size > LONG_RECORD and (member := _FIRST_MEMBER.match(text, place)):
-                marks.add(place, member.end(), "json", depth)
+            elif keys[number] >= 0 or size <= LONG_RECORD:
+                continue
+            elif member := _FIRST_MEMBER.match(text[place : place + LONGEST_MEMBER]):
+                marks.add(place, place + member.end(), "json", depth)
         elif depth:
             goes_on = text[place + 1 : place + 4].lstrip(" ,")[:1].strip()
             marks.add(place if goes_on else place + 1, place + 1, "json", depth, closes=True)
@@ -109,7 +115,12 @@ def add_code(marks: Marks, text: str, codes: Codes, lines: TextLines) -> None:
     added = False
     for number in np.flatnonzero(deeper & ~among(first, "#<>*=")).tolist():
         line = lines.text(text, number)
-        if _DEFINITION.match(line) or _SECTION.match(line) or _METHOD.match(line):
+        section, method = _SECTION.match(line), _METHOD.match(line)
+        if (
+            (section and len(section[1]) <= MOST_SECTION)
+            or (method and method[1] not in _STATEMENTS)
+            or _DEFINITION.match(line)
+        ):
             marks.add(raw[number], after[number], "code", int(indents[number]))
             added = True
     for number in np.flatnonzero(less & ~closing).tolist() if added else ():

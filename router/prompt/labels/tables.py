@@ -1,22 +1,21 @@
 """Labels of tables: the first line of rows with the same separators, or of columns that are aligned by spaces."""
 
-import re
-
 import numpy as np
 import numpy.typing as npt
+import re2
 
 from router.prompt.labels.marks import Marks, TextLines
-from router.prompt.text.codes import Codes, among
+from router.prompt.text.codes import DIGIT, SPACE, Codes, among
 
 LEAST_ROWS = 3
 """Rows of a table, its header included."""
 MEAN_CELL = 32
 """Characters. Longer cells of the first line are no names of columns."""
 MOST_SPACES = 2
-"""In the name of a column, where commas or semicolons part columns: they part the clauses of prose, too."""
+"""In the name of a column, where commas part columns: they part the clauses of prose, too."""
 LONGEST_HEADER = 2000
-_NUMBER = re.compile(r"\s*[\"']?[-+$\u20ac\u00a3<>~]?\d[\d.,:%/ _-]*[\"']?\s*$")
-_CODE = re.compile(r"[{}<>=;]|\(.*[,;]|://")
+_NUMBER = re2.compile(rf"[{SPACE}]*[\"']?[-+$\x{{20ac}}\x{{a3}}<>~]?{DIGIT}[{DIGIT}.,:%/ _-]*[\"']?[{SPACE}]*$")
+_CODE = re2.compile(r"[{}<>=;]|\(.*,|://")
 _GROUP = "table"
 
 
@@ -26,7 +25,7 @@ def add_tables(marks: Marks, text: str, codes: Codes, lines: TextLines) -> None:
         return
     free = np.zeros(lines.raw.size, bool)
     quotes = np.r_[0, np.cumsum(codes == ord('"'))]
-    for separator in "|\t,;":
+    for separator in "|\t,":
         places = np.flatnonzero(codes == ord(separator))
         if places.size < LEAST_ROWS:
             continue
@@ -93,9 +92,9 @@ def _is_header(text: str, lines: TextLines, number: int, separator: str | None) 
     if separator is None:
         return not any(character.isdigit() for character in line)
     cells = line.strip("|").split(separator)
-    if separator in ",;" and (_CODE.search(line) or line.endswith((".", ",", ";", "!", "?"))):
+    if separator == "," and (_CODE.search(line) or line.endswith((".", ",", "!", "?"))):
         return False
-    if separator in ",;" and max(cell.count(" ") for cell in cells) > MOST_SPACES:
+    if separator == "," and max(cell.count(" ") for cell in cells) > MOST_SPACES:
         return False
     short = len(line) <= MEAN_CELL * len(cells)
     return short and not any(map(_NUMBER.match, cells)) and any(character.isalpha() for character in line)

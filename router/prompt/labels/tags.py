@@ -1,7 +1,7 @@
 """Labels in tags: opening tags with their attributes, HTML headings and the header rows of HTML tables."""
 
-import re
 from collections.abc import Sequence
+from string import ascii_letters
 
 from router.prompt.labels.marks import Marks
 
@@ -10,14 +10,15 @@ SHORT_ELEMENT = 200
 SHORT_CHILD = 100
 """Characters."""
 LONGEST_HEADER = 2000
-_LINE_END = re.compile(r"[ \t]*\r?\n")
-_TAG = re.compile(r"<(/?)([A-Za-z_][\w:.-]{0,60})((?:\s[^<>]{0,400})?)(/?)>")
+MOST_NAME, MOST_ATTRIBUTES, MOST_WHITE = 61, 401, 200
+"""Characters. A longer name or more attributes make no tag; after more white space, a line goes on."""
+_FIRST, _SIGNS = f"{ascii_letters}_", dict.fromkeys(map(ord, "_:.-"), "a")
+"""How a name begins, and what it has besides letters and digits."""
 _LAYOUT = frozenset(
-    re.findall(
-        r"\w+",
+    str.split(
         "html head body div span p ul ol li dl dt dd tr td th thead tbody tfoot colgroup col br hr a b i u s em strong"
         " img small big sub sup font center pre code tt kbd blockquote style script link meta input button form label"
-        " nav header footer main svg path g think",
+        " nav header footer main svg path g think"
     )
 )
 """HTML elements that name nothing."""
@@ -31,9 +32,7 @@ def add_tags(marks: Marks, text: str) -> None:
     """Add the marks of these forms."""
     if "<" not in text:
         return
-    found: list[_Tag] = [
-        (*match.span(), match[1], match[2].lower(), match[3].strip(), match[4]) for match in _TAG.finditer(text)
-    ]
+    found = _tags(text)
     closed = {name for _, _, slash, name, *_ in found if slash}
     depths: dict[str, int] = {}
     skipped, after = -1, -1  # an end tag that belongs to a short element; the end of the last header
@@ -72,6 +71,24 @@ def add_tags(marks: Marks, text: str) -> None:
                 marks.add(start, _line_end(text, end), f"tag {name}")
 
 
+def _tags(text: str) -> list[_Tag]:
+    """The tags of a text, in its order."""
+    before, *parts = text.split("<")
+    found, start = list[_Tag](), len(before)
+    for part in parts:
+        inside, closed, _ = part.partition(">")
+        slash = "/" if inside.startswith("/") else ""
+        name, *attributes = inside.removeprefix("/").split(None, 1) or [""]
+        rest = len(inside) - len(slash) - len(name)
+        empty = "/" if not rest and name.endswith("/") else ""
+        name = name.removesuffix(empty).lower()
+        is_name = inside[len(slash) : len(slash) + 1] in _FIRST and name.translate(_SIGNS).isalnum()
+        if closed and is_name and len(name) <= MOST_NAME and rest <= MOST_ATTRIBUTES:
+            found.append((start, start + len(inside) + 2, slash, name, "".join(attributes).strip(), empty))
+        start += len(part) + 1
+    return found
+
+
 def _is_alone(text: str, start: int, end: int) -> bool:
     """Whether the tag is all of its line."""
     return (not start or text[start - 1] == "\n") and text[end : end + 1] in ("", "\n", "\r")
@@ -79,8 +96,9 @@ def _is_alone(text: str, start: int, end: int) -> bool:
 
 def _line_end(text: str, end: int) -> int:
     """The end of the line, if only white space stands between."""
-    found = _LINE_END.match(text, end)
-    return found.end() if found else end
+    after = text[end : end + MOST_WHITE]
+    rest = after.lstrip(" \t").removeprefix("\r")
+    return end + len(after) - len(rest) + 1 if rest.startswith("\n") else end
 
 
 def _first_child(text: str, following: Sequence[_Tag], end: int, *, is_named: bool) -> int:

@@ -9,6 +9,8 @@ import numpy.typing as npt
 Codes = npt.NDArray[np.uint16]
 """The code points of a text [C]; 0xFFFF for those above."""
 WHITE = " \t\r\n"
+WORD, LETTER, DIGIT, SPACE = r"\pL\pN_", r"\pL\p{Nl}\p{No}", r"\p{Nd}", r"\t-\r\x1c-\x20\x{85}\pZ"
+"""For the classes of RE2, whose \\w, \\d and \\s are ASCII. A bounded repeat of WORD or LETTER takes megabytes."""
 NO_SPACES = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xAC00, 0xD7AF))
 """Thai and Lao, Myanmar, Khmer, kana, Chinese characters, Hangul."""
 

@@ -3,8 +3,7 @@
 A border never lies inside a number, a word or a character. Pure functions from code points to token positions.
 """
 
-import re
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -24,27 +23,34 @@ _UNSTOPPED = (0xE00, 0x17FF)
 """Thai, Lao, Tibetan, Myanmar, Khmer: sentences end at a space, often without a stop. So do many phrases."""
 
 _ABBREVIATIONS = frozenset(
-    re.findall(
-        r"\w+",
-        "inc ltd co corp dr mr mrs ms prof sr jr st vs etc approx dept est ed eds al ca cf eg hon rev capt lt sgt"
-        " jan feb apr jun jul aug sept oct nov dec bzw usw evtl ggf vgl inkl zzgl sra srta ud uds mme mlle avg tbd"
-        " resp incl excl ave blvd",
+    str.split(
+        "inc ltd co corp dr mr mrs ms prof sr jr st vs etc approx dept est ed eds al ca cf eg hon rev capt lt sgt jan"
+        " feb apr jun jul aug sept oct nov dec bzw usw evtl ggf vgl inkl zzgl sra srta ud uds mme mlle avg tbd resp"
+        " incl excl ave blvd"
     )
 )
 _NUMBERED = frozenset(
     {"no", "nos", "nr", "fig", "figs", "eq", "sec", "ch", "vol", "pp", "art", "abs", "pag", "num", "tel"}
 )
 """Abbreviations before a number."""
-_BEFORE = re.compile(r"(?:^|[^\w.])((?:\w\.)*\w{1,8})\.[\"')\]\u201d\u2019]{0,2}$")
+_CLOSING = "\"')]\u201d\u2019"
+MOST_LETTERS = 8
+"""Of an abbreviation, after its single letters."""
 
 
 def is_abbreviation(text: str, end: int) -> bool:
     """Whether the stop before `end` belongs to an abbreviation, an initial, or a number such as "No. 5". White space
     stands at `end`."""
-    if (found := _BEFORE.search(text[max(0, end - 16) : end])) is None:
+    part = text[max(0, end - 16) : end]
+    before = part.rstrip(_CLOSING)
+    if len(part) - len(before) > 2 or not before.endswith("."):
         return False
-    after = text[end : end + 4].lstrip()[:1]
-    word = found[1].lower()
+    signs = takewhile(lambda sign: sign.isalnum() or sign in "._", reversed(before[:-1]))
+    word = "".join(signs)[::-1]
+    *letters, last = word.split(".")
+    if not 0 < len(last) <= MOST_LETTERS or any(len(letter) != 1 for letter in letters):
+        return False
+    word, after = word.lower(), text[end : end + 4].lstrip()[:1]
     if word in _NUMBERED:
         return after.isdigit()
     return after.islower() or word in _ABBREVIATIONS or "." in word or (len(word) == 1 and word.isalpha())

@@ -9,7 +9,6 @@ length are spread over the units around it (`kv_transfer.passages`).
 Also how far units are apart besides their tokens (`gaps_of`).
 """
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,18 +20,18 @@ from kv_transfer.passages import spread
 from router.prompt.text.codes import WHITE, Codes, among, known_characters
 
 K1, B = 1.2, 0.4
+MOST_TERMS = 512
+"""If the questions have more terms, they count as one question, and of its terms the rarest ones of the text."""
 STEM = 5
 LONGEST = 16
 """Words with a digit, such as ids, are compared so far."""
 PROSE_LETTERS = 0.75
 """Of a unit of prose, at least this share of the characters is letters and white space. Logs and JSON have less."""
 STOP_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        "a about all an and any are as at be been but by can could did do does for from had has have he her "
-        "his how i if in into is it its me my no not of on or our she should so than that the their them then "
-        "there these they this those to us was we were what when where which who whom whose why will with "
-        "would you your",
+    str.split(
+        "a about all an and any are as at be been but by can could did do does for from had has have he her his how i"
+        " if in into is it its me my no not of on or our she should so than that the their them then there these they"
+        " this those to us was we were what when where which who whom whose why will with would you your"
     )
 )
 """English."""
@@ -164,31 +163,42 @@ def word_scores(
     words = np.bincount(unit[unit >= 0], minlength=begins.size) * droppable
     of_text = (unit >= 0) & droppable[unit]
     unit, held = unit[of_text], keys[of_text]
+    asked = [
+        _terms(codes, starts[first:end], ends[first:end], keys[first:end])
+        for first, end in np.searchsorted(starts, np.reshape(questions, (-1, 2))).tolist()
+    ]
+    if sum(of_one.size for of_one in asked) > MOST_TERMS:
+        asked = [np.unique(np.concatenate(asked))]
+    shared = np.isin(held, np.concatenate([held[:0], *asked]))
+    terms, term = np.unique(held[shared], return_inverse=True)
+    cells, counts = np.unique(term * begins.size + unit[shared], return_counts=True)
+    term, unit = np.divmod(cells, begins.size)
+    holding = np.bincount(term, minlength=terms.size)
+    rarest = np.sort(np.argsort(holding, kind="stable")[:MOST_TERMS])
+    chosen = np.isin(term, rarest)
+    own = np.zeros((begins.size, 1 + rarest.size))
+    own[:, 0] = words
+    own[unit[chosen], 1 + np.searchsorted(rarest, term[chosen])] = counts[chosen]
+    weights = _bm25(spread(own, tokens, gaps), holding[rarest], droppable)
     best = np.zeros(begins.size)
-    for first, end in questions:
-        asked = slice(*np.searchsorted(starts, (first, end)))
-        terms = _terms(codes, starts[asked], ends[asked], keys[asked])
-        places = np.flatnonzero(np.isin(held, terms))
-        cells = unit[places] * terms.size + np.searchsorted(terms, held[places])
-        counts = np.bincount(cells, minlength=begins.size * terms.size).reshape(begins.size, -1)
-        own, holding = np.column_stack([words, counts]).astype(np.float64), (counts > 0).sum(0)
-        near = spread(own, tokens, gaps)
-        best = np.maximum(best, _bm25(near, holding, droppable) / max(1, terms.size) ** 0.5)
+    for of_one in asked:
+        found = weights[:, np.isin(terms[rarest], of_one)].sum(1)
+        best = np.maximum(best, found / max(1, of_one.size) ** 0.5)
     return best.astype(np.float32)
 
 
 def _bm25(
     around: npt.NDArray[np.float64], holding: npt.NDArray[np.integer], droppable: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float64]:
-    """around: the words of each unit and how often it has each term, or both spread over its passage [U, 1 + T].
-    holding: units that hold each term [T]."""
+    """What each term says of each unit [U, T]. around: the words of each unit and how often it has each term, or both
+    spread over its passage [U, 1 + T]. holding: units that hold each term [T], not 0."""
     units = int(droppable.sum())
-    if not holding.any():
-        return np.zeros(droppable.size)
-    rarity = np.log1p((units - holding + 0.5) / (holding + 0.5)) * (holding > 0)
+    if not units:
+        return np.zeros((droppable.size, holding.size))
+    rarity = np.log1p((units - holding + 0.5) / (holding + 0.5))
     words, counts = around[:, :1], around[:, 1:]
     sizes = 1 - B + B * words / words[droppable].mean()
-    return (counts * (K1 + 1) / (counts + K1 * sizes)) @ rarity * droppable
+    return counts * ((K1 + 1) * rarity * droppable[:, None]) / (counts + K1 * sizes)
 
 
 def _terms(

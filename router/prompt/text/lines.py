@@ -1,14 +1,14 @@
 """The lines of a text."""
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import re2
 
-from router.prompt.text.codes import WHITE, Codes, among
+from router.prompt.text.codes import DIGIT, WHITE, Codes, among
 
-NUMBER = re.compile(r"^[ \t]*(\d{1,7})[\t:|\u2192\u2502]", re.MULTILINE)
+NUMBER = re2.compile(rf"(?m)^[ \t]*({DIGIT}{{1,7}})[\t:|\x{{2192}}\x{{2502}}]")
 """The number of a line, as tools of agents show files: "12: ", "  12\t", "12|" or "  12" with an arrow."""
 
 

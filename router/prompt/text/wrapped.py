@@ -1,12 +1,14 @@
 """Prose that is wrapped at a width, as in the text of a PDF: line breaks there may lie inside a sentence."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+import re2
+
+from router.prompt.text.codes import DIGIT, SPACE, WORD
 
 SHORTEST, LONGEST = 40, 160
 """Characters of a full line of wrapped text."""
@@ -27,13 +29,11 @@ NEAR = 4
 PROSE_LETTERS = 0.9
 """Of prose, at least this share of the characters is letters and white space."""
 
-_PLAIN = re.compile(r"[^\s{}<>=|\\_#*~^$@+;`]+(?: {1,2}[^\s{}<>=|\\_#*~^$@+;`]+)* ?\r?")
+_SIGNS = rf"[^{SPACE}{{}}<>=|\\_#*~^$@+;`]+"
+_PLAIN = re2.compile(rf"{_SIGNS}(?: {{1,2}}{_SIGNS})* ?\r?")
 """A line without the signs of code, tables and markup, and without columns."""
-_ITEM = re.compile(r"(?:[-\u2022\u2013\u2014]|\(?(?:\d{1,3}|\w)[.)])(?: |$)")
+_ITEM = re2.compile(rf"(?:[-\x{{2022}}\x{{2013}}\x{{2014}}]|\(?(?:{DIGIT}{{1,3}}|[{WORD}])[.)])(?: |$)")
 """The beginning of an item of a list."""
-_FIELD = re.compile(r"\S+:(?: |$)")
-_INNER_MARK = re.compile(r"[,.;:!?] ")
-_ENDED = re.compile(r"[.!?:][\"')\]\u201d\u2019]*\r?$")
 
 
 def breaks_in_sentences(text: str) -> npt.NDArray[np.int64]:
@@ -42,7 +42,7 @@ def breaks_in_sentences(text: str) -> npt.NDArray[np.int64]:
     for start, lines in _runs(text):
         if _is_prose(lines):
             ends = start + np.cumsum([len(line) + 1 for line in lines[:-1]]) - 1
-            found += [end for end, line in zip(ends.tolist(), lines, strict=False) if not _ENDED.search(line)]
+            found += [end for end, line in zip(ends.tolist(), lines, strict=False) if not _is_ended(line)]
     return np.array(found, np.int64)
 
 
@@ -80,17 +80,21 @@ def _is_full(number: int, lines: list[str], sizes: list[int]) -> bool:
 
 def _is_prose(lines: list[str]) -> bool:
     """Whether a run of full lines and its last line are one paragraph of prose."""
-    continued = [after for line, after in pairwise(lines) if not _ENDED.search(line)]
+    continued = [after for line, after in pairwise(lines) if not _is_ended(line)]
     words = [line.lower().split() for line in lines]
     letters = sum(sign.isalpha() or sign == " " for line in lines for sign in line)
     return (
         len(continued) >= LEAST_BREAKS
         and sum(line[0].islower() for line in continued) >= LOWER * len(continued)
         and not any(_alike([line[place] for line in words if len(line) > 1]) for place in (0, 1, -1))
-        and sum(bool(_FIELD.match(line)) for line in lines) <= ALIKE * len(lines)
-        and sum(len(_INNER_MARK.findall(line)) for line in lines) >= INNER_MARKS * len(lines)
+        and sum(line[0] != ":" and line.split(" ", 1)[0].endswith(":") for line in lines) <= ALIKE * len(lines)
+        and sum(line.count(f"{mark} ") for line in lines for mark in ",.;:!?") >= INNER_MARKS * len(lines)
         and letters >= PROSE_LETTERS * sum(map(len, lines))
     )
+
+
+def _is_ended(line: str) -> bool:
+    return line.removesuffix("\r").rstrip("\"')]\u201d\u2019").endswith((".", "!", "?", ":"))
 
 
 def _alike(words: list[str]) -> bool:

@@ -78,7 +78,6 @@ PIECES = {
     "headers": "<tr><th>a",
     "private": "\U000f0000\U000f0001",
     "control tokens": "<|im_end|",
-    "surrogates": "\ud800",
 }
 
 

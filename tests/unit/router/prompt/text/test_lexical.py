@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from router.prompt.text import lexical
 from router.prompt.text.codes import codes_of
 from router.prompt.text.lexical import APART, BLANK_LINE, OTHER, gaps_of, word_scores, words_of
 
@@ -53,6 +54,15 @@ def test_a_long_question_hides_no_short_one():
     rules = "Write each fact on a line of its own, with birds first, and say who slept, who met and who spoke."
     own = scored([*UNITS[:4], "Birds spoke on a line. "], "Who argued?", rules)
     assert np.argmax(own) == 0
+
+
+def test_of_too_many_terms_the_rarest_count_as_one_question(monkeypatch):
+    units = ["Birds and fees. ", "Fees and dogs. ", "Fees met. ", "Birds sang. "]
+    one = scored(units, "birds dogs sang")
+    monkeypatch.setattr(lexical, "MOST_TERMS", 3)
+    found = scored(units, "birds fees", "dogs sang")
+    assert np.array_equal(found > 0, one > 0)
+    assert np.allclose(found * 4**0.5, one * 3**0.5)
 
 
 @pytest.mark.parametrize(
