@@ -1,6 +1,5 @@
 """Code that all `skim bench` commands share: the options --json and --plot, the progress bar and the table."""
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Column, Table
 
 from cluster.json_file import write_json
-from cluster.serve.proxy.haproxy import ENABLE
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result to this JSON file.")]
 PlotFile = Annotated[
@@ -59,8 +57,7 @@ def measure(
     console = Console(highlight=False)
     with progress_bar(console) as report:
         result = run(report)
-    proxy = [f"{ENABLE}={os.environ[ENABLE]}"] if ENABLE in os.environ else []
-    result["command"] = shlex.join([*proxy, "skim", *sys.argv[1:]])
+    result["command"] = shlex.join(["skim", *sys.argv[1:]])
     columns, rows = benchmark.table(result)
     # Ten columns must fit into 80 characters. The first one names the row, so it is not wrapped.
     first = Column(columns[0], no_wrap=True)

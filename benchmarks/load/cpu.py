@@ -127,7 +127,7 @@ def part_of(command: str) -> str:
     for part in PARTS[:3]:
         if f":{part}" in command and "ServeReplica" in command:
             return part
-    return "front proxy" if "haproxy" in command or "ProxyActor" in command else "rest of Ray"
+    return "front proxy" if "ProxyActor" in command else "rest of Ray"
 
 
 def per_request(

@@ -8,7 +8,7 @@ from cluster.config.schema import DeploymentConfig
 from cluster.kuberay import hub
 from cluster.kuberay.hub import SERVING
 from cluster.serve.app import CHANNEL_TOKEN, SERVE_SWITCHES
-from cluster.serve.proxy.pod_draining import DRAINING_FILE, DRAINING_SWITCHES
+from cluster.serve.pod_draining import DRAINING_FILE, DRAINING_SWITCHES
 from skim_common.errors import SkimError
 from skim_common.proxies import DIRECT_GRPC
 

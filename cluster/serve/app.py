@@ -42,7 +42,7 @@ HOOK = Hook(
     what="Ray's environment variables",
     how="Ray: names of the environment; tests look for each in Ray's files",
     until="a variable is Ray's default",
-    where=("cluster/serve/app.py", "cluster/serve/placement.py", "cluster/serve/proxy/"),
+    where=("cluster/serve/app.py", "cluster/serve/placement.py", "cluster/serve/pod_draining.py"),
 )
 
 SERVE_SWITCHES = {

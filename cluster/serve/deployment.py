@@ -21,6 +21,7 @@ from actors.ray_hooks.serve_client import forget_earlier_serve
 from actors.ray_hooks.serve_logger import print_warnings_only
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_options
+from cluster.serve.endpoint import base_url, check_certificate, http_options
 from cluster.serve.placement import ACCELERATOR, check_nodes, needed_resources, on_own_cores, taken_by_one
 from cluster.serve.preflight import (
     check_deployment,
@@ -30,7 +31,6 @@ from cluster.serve.preflight import (
     fetch_weights,
     with_pinned_models,
 )
-from cluster.serve.proxy.tls import base_url, check_certificate, http_options, proxy_switches
 from cluster.serve.ray_liveness import call_with_timeout, ray_answers
 from cluster.serve.routers import app_handle, drain_connections
 from cluster.serve.start_failures import LOCAL_ADVICE, retried, told_in_one_sentence
@@ -73,8 +73,7 @@ def deployed(
             fetch_weights(config, progress)
             config = on_own_cores(config.placed(on_gpus=torch.cuda.is_available()))
             check_memory(config)
-            proxy = stack.enter_context(proxy_switches(config.router, progress))
-            _start_ray(config, {**unless_set(SERVE_SWITCHES | ON_LOOPBACK), **proxy})
+            _start_ray(config, unless_set(SERVE_SWITCHES | ON_LOOPBACK))
         else:
             join_ray(address)
             _prepare_cluster(config, name)

@@ -109,10 +109,7 @@ def check_one_node(config: DeploymentConfig) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise SkimError if nothing can listen on host:port.
-
-    Behind HAProxy of Ray 2.60.0, a router on an IPv6 address answers each request with a 500.
-    """
+    """Raise SkimError if nothing can listen on host:port."""
     if ":" in host:
         raise SkimError(f"cannot listen on {host}: a Ray that Skim starts has IPv4 alone; choose an IPv4 --host")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -7,17 +7,13 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-CLOSE = [(b"connection", b"close"), (b"x-skim-draining", b"1")]
-"""Serve's proxy closes on the first. HAProxy drops it, and closes on the second
-(`cluster.serve.proxy.haproxy_config`)."""
-
 
 def closing(send: Send, is_draining: Callable[[], bool]) -> Send:
     """`send` of an ASGI app whose answer closes its connection if `is_draining` when it begins."""
 
     async def send_closing(message: Message) -> None:
         if message["type"] == "http.response.start" and is_draining():
-            message = {**message, "headers": [*message.get("headers", ()), *CLOSE]}
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
         await send(message)
 
     return send_closing

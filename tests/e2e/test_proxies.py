@@ -15,8 +15,7 @@ from tests.reference.recording_proxy import proxy_variables, recording_proxy
 pytestmark = pytest.mark.nightly
 
 
-@pytest.mark.parametrize("front", ["HAProxy", "Serve's proxy"])
-def test_no_call_on_this_machine_goes_through_the_proxy(tmp_path: Path, front: str) -> None:
+def test_no_call_on_this_machine_goes_through_the_proxy(tmp_path: Path) -> None:
     pool = {"engine": "mock", "cpus_per_replica": 0.1}
     settings = {
         "served_model_name": "skim-demo",
@@ -27,7 +26,7 @@ def test_no_call_on_this_machine_goes_through_the_proxy(tmp_path: Path, front: s
     }
     (tmp_path / "skim.yaml").write_text(yaml.safe_dump(settings))
     with recording_proxy() as (proxy, asked):
-        environment = {**proxy_variables(proxy), "RAY_SERVE_ENABLE_HA_PROXY": "01"[front == "HAProxy"]}
+        environment = proxy_variables(proxy)
         served = skim_serve(tmp_path / "skim.yaml", tmp_path, **environment)
         try:
             served.await_ready()

@@ -64,7 +64,7 @@ class Deployment:
 
     def processes(self) -> set[tuple[str, int]]:
         """The parts that can die, by process."""
-        parts = ("ServeController", "HAProxyManager", "replica:router", *(f"replica:{pool}" for pool in POOLS))
+        parts = ("ServeController", "ProxyActor", "replica:router", *(f"replica:{pool}" for pool in POOLS))
         return {(part, process.pid) for part in parts for process in self.killed.find(part)}
 
 

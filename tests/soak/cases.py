@@ -45,7 +45,7 @@ Cases = dict[str, Callable[[], None]]
 
 def all_cases(killed: Killed, rng: random.Random, disturbance: Disturbance | None, disk: Disk | None) -> Cases:
     """By name, what is done in a round. Without disturbance or disk, their cases are missing."""
-    longer = {f"{part}, stopped for 5 s": _stopped(killed, part, 5) for part in ("ServeController", "HAProxyManager")}
+    longer = {f"{part}, stopped for 5 s": _stopped(killed, part, 5) for part in ("ServeController", "ProxyActor")}
     single = {f"one {pool} replica": _one_killed(killed, pool, rng) for pool in POOLS}
     paused = {f"{pool} replicas, stopped for 3 s": _stopped(killed, f"replica:{pool}", 3) for pool in POOLS}
     limited = {ONE_LIMITED: lambda: killed.at_limit([killed.one_of("target", rng)])}

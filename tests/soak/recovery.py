@@ -139,8 +139,7 @@ def cases(killed: Killed, *, engines: bool) -> dict[str, Callable[[], None]]:
         "speculator replica": kill("replica:speculator"),
         "router replica": kill("replica:router"),
         "controller": kill("ServeController"),
-        "proxy": kill("HAProxyManager"),
-        "HAProxy": kill("haproxy -"),
+        "proxy": kill("ProxyActor"),
         "target replica, and again while it starts": twice(target),
         "speculator replica, and again while it starts": twice("replica:speculator"),
         "router replica, and again while it starts": twice("replica:router"),
@@ -151,7 +150,7 @@ def cases(killed: Killed, *, engines: bool) -> dict[str, Callable[[], None]]:
         ),
         "controller and router": kill("ServeController", "replica:router"),
         "all replicas and the controller": kill(
-            "ServeController", target, "replica:speculator", "replica:router", "HAProxyManager"
+            "ServeController", target, "replica:speculator", "replica:router", "ProxyActor"
         ),
         "target replica, whose next start hangs": lambda: killed.with_hanging_start("target"),
         "target replica, at its memory limit for 5 s": lambda: killed.at_limit(killed.find(target)),

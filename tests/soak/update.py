@@ -1,10 +1,10 @@
-"""An update under load, as KubeRay makes it: `python -m tests.soak.update --before REV [--back] [--serve-proxy]`.
+"""An update under load, as KubeRay makes it: `python -m tests.soak.update --before REV [--back]`.
 
 The version before runs from a copy of its commit, in a Ray of its own. Clients ask without a pause, through a TCP
 switch. The new version starts beside it, the switch goes over once it is ready, and later the old one gets SIGTERM.
 Both have mock engines. Some clients keep their connection, some connect for each request, and some read long streams.
 
-`--back` goes from this version to the one before. `--serve-proxy` uses Serve's proxy, as pods do, instead of HAProxy.
+`--back` goes from this version to the one before.
 Exit status 1 and a line per kind of failure unless every request was answered, in full and with the known text.
 """
 
@@ -34,7 +34,6 @@ import yaml
 from benchmarks.report.machine import machine
 from cluster.json_file import write_json
 from cluster.serve.preflight import free_port
-from cluster.serve.proxy.haproxy import ENABLE
 from tests.chaos.support.switch import HOST, Switch
 from tests.e2e.conftest import ROOT, SKIM, Served
 from tests.soak.load import HUNG_S, Request, judge, learn, requests
@@ -66,10 +65,10 @@ def deployment(folder: Path, token_ms: float) -> dict[str, Any]:
     return found
 
 
-def start(code: Path, config: Path, log: Path, *, serve_proxy: bool) -> Served:
+def start(code: Path, config: Path, log: Path) -> Served:
     """`skim serve` of the version in the folder `code`."""
     port = free_port()
-    variables = {**os.environ, "PYTHONPATH": str(code), **({ENABLE: "0"} if serve_proxy else {})}
+    variables = {**os.environ, "PYTHONPATH": str(code)}
     with log.open("w") as out:
         command = [SKIM, "serve", config, "--port", str(port)]
         process = subprocess.Popen(command, cwd=code, stdout=out, stderr=out, env=variables)
@@ -207,12 +206,12 @@ def main() -> int:
         config.write_text(yaml.safe_dump(deployment(folder, asked.token_ms)))
         codes = [check_out(before, folder / "before"), ROOT]
         here, there = reversed(codes) if asked.back else codes
-        old = start(here, config, folder / "old.log", serve_proxy=asked.serve_proxy)
+        old = start(here, config, folder / "old.log")
         try:
             old.await_ready()
 
             def make_new() -> Served:
-                return start(there, config, folder / "new.log", serve_proxy=asked.serve_proxy)
+                return start(there, config, folder / "new.log")
 
             found = asyncio.run(run(old, make_new, asked.delay))
         finally:
@@ -223,7 +222,7 @@ def main() -> int:
                 print(f"{log.stem}:\n{log.read_text()}")
     print(json.dumps(found, indent=1))
     if asked.out:
-        switches = " --back" * asked.back + " --serve-proxy" * asked.serve_proxy
+        switches = " --back" * asked.back
         command = f"python -m tests.soak.update --before {before}{switches} --delay {asked.delay:g}"
         write_json(asked.out, {"command": command, "machine": at_start, **found})
     return int(bool(found["failed"] or found["old_exit_status"]))

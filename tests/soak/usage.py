@@ -14,9 +14,7 @@ WARM_S = 60.0
 KINDS = {
     "ServeReplica:skim:": "",
     "ServeController": "controller",
-    "HAProxyManager": "proxy manager",
     "ProxyActor": "proxy",
-    "haproxy": "haproxy",
     "gcs_server": "Ray head",
     "raylet/raylet": "raylet",
     "log_monitor.py": "log monitor",

@@ -4,7 +4,7 @@ import os
 import socket
 from typing import Any
 
-from cluster.serve.proxy.pod_draining import closing_middlewares
+from cluster.serve.pod_draining import closing_middlewares
 
 PROXY_PORT = "SKIM_TEST_PROXY_PORT"
 SERVE_PORT = 8000

@@ -34,7 +34,7 @@ def await_whole(killed: Killed, limit_s: float) -> None:
 
 def missing(killed: Killed) -> list[str]:
     """What is not as it should be; empty for a whole deployment."""
-    found = [part for part in ("ServeController", "HAProxyManager", "haproxy -") if not _run(killed.find(part))]
+    found = [part for part in ("ServeController", "ProxyActor") if not _run(killed.find(part))]
     if found:
         return found
     try:

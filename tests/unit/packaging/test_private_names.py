@@ -74,7 +74,7 @@ def test_who_is_excepted_needs_it(path):
         "handle.options(_by_reference=False)",
         "options = {'_by_reference': False}",
         "getattr(actor, '_replica_impl', None)",
-        "importlib.import_module('ray.serve._private.haproxy_templates')",
+        "importlib.import_module('ray.serve._private.proxy')",
         "super()._choose_replica_for_request(pending)",
     ],
 )

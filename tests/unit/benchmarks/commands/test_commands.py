@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.commands import COMMANDS
 from benchmarks.commands.output import measure
-from cluster.serve.proxy.haproxy import ENABLE
 from skim_common.errors import SkimError
 
 MODULE = {name: module for module, names in COMMANDS.items() for name in names}
@@ -75,13 +74,8 @@ def test_a_benchmark_downloads_its_model(skim, hub):
     assert ("demo/target", "model.safetensors") in {(model, file) for model, file, _ in hub.downloads}
 
 
-@pytest.mark.parametrize(("said", "before"), [("0", f"{ENABLE}=0 "), (None, "")])
-def test_a_result_says_by_which_command_and_proxy_it_came(monkeypatch, tmp_path, said, before):
-    """The results page shows the command below the figures. Repeating it must use the same proxy."""
-    monkeypatch.delenv(ENABLE, raising=False)
-    if said:
-        monkeypatch.setenv(ENABLE, said)
+def test_a_result_says_by_which_command_it_came(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["/bin/skim", "bench", "overhead"])
     benchmark = SimpleNamespace(describe=lambda result: "", table=lambda result: (["a"], [["b"]]))
     measure(benchmark, lambda report: {}, tmp_path / "r.json", None)
-    assert json.loads((tmp_path / "r.json").read_text()) == {"command": f"{before}skim bench overhead"}
+    assert json.loads((tmp_path / "r.json").read_text()) == {"command": "skim bench overhead"}

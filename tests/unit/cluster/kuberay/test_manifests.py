@@ -12,7 +12,7 @@ from cluster.kuberay.guards import DNS_PORTS
 from cluster.kuberay.service import ray_service
 from cluster.kuberay.write import HEADER, manifest_yaml, manifests, write_manifests
 from cluster.serve.app import SERVE_SWITCHES, serve_app
-from cluster.serve.proxy.pod_draining import DRAINING_FILE, DRAINING_SWITCHES
+from cluster.serve.pod_draining import DRAINING_FILE, DRAINING_SWITCHES
 from skim_common.errors import SkimError
 from skim_common.proxies import DIRECT_GRPC
 from tests.unit.cluster.kuberay.conftest import ROOT

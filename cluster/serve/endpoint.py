@@ -1,11 +1,7 @@
-"""TLS of the HTTP endpoint: Serve's own proxy ends it. HAProxy's configuration in Ray 2.60 has no TLS."""
+"""The HTTP endpoint: its address and its certificate. Serve's proxy ends TLS."""
 
-import os
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
-from cluster.serve.proxy.haproxy import ENABLE, haproxy_switches
 from router.options.settings import RouterConfig
 from skim_common.errors import SkimError
 
@@ -35,15 +31,3 @@ def base_url(router: RouterConfig) -> str:
     """The endpoint's URL for a client on this machine."""
     host = "127.0.0.1" if router.host in ("0.0.0.0", "::") else router.host
     return f"{'https' if router.tls_cert else 'http'}://{host}:{router.port}"
-
-
-@contextmanager
-def proxy_switches(router: RouterConfig, progress: Callable[[str], None]) -> Iterator[dict[str, str]]:
-    """As `haproxy_switches`; empty with TLS, which Serve's proxy ends. Raises SkimError if HAProxy is asked for too."""
-    if router.tls_cert is None:
-        with haproxy_switches(progress) as switches:
-            yield switches
-        return
-    if os.environ.get(ENABLE) == "1":
-        raise SkimError(f"router.tls_cert: HAProxy has no TLS here, and {ENABLE} is 1: leave one of them out")
-    yield {}
