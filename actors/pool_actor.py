@@ -21,7 +21,6 @@ from actors.observability.metrics import PoolMetrics
 from actors.observability.tracing import create_tracer
 from actors.ray_hooks.check import check_ray
 from actors.ray_hooks.serve_logger import kept_log_file
-from actors.work_meter import WorkMeter
 from kv_transfer.engine import Engine
 from kv_transfer.wire.codec import encode
 from skim_common.errors import SkimError
@@ -34,8 +33,7 @@ class PoolSettings(BaseModel):
     """A replica: its engine with the engine's options, and how it is watched.
 
     start_probe: what follows if the started engine fails its probe: prompts run `dense`, or the start fails (`refuse`).
-    batch: see WorkMeter. start_timeout_s: see `retried_start`. hung_after_s: see EngineWatch. traces: see
-    `create_tracer`.
+    start_timeout_s: see `retried_start`. hung_after_s: see EngineWatch. traces: see `create_tracer`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -44,7 +42,6 @@ class PoolSettings(BaseModel):
     model: str
     tensor_parallel: int = 1
     options: Mapping[str, Any] = Field(default_factory=dict)
-    batch: int = 1
     start_timeout_s: float = math.inf
     hung_after_s: float = math.inf
     start_probe: Literal["dense", "refuse", "off"] = "off"
@@ -92,9 +89,8 @@ class PoolActor(ABC):
         await note_failed_probe(failure)
 
     def _started(self, pool: str, own: PoolSettings, group: PlacementGroup | None = None) -> None:
-        """The engine runs: watch it, count its work and report its metrics."""
+        """The engine runs: watch it and report its metrics."""
         self._watch = EngineWatch(self._engine, pool, group, hung_after_s=own.hung_after_s)
-        self._work = WorkMeter(own.batch)
         self._metrics = PoolMetrics(pool, self._all_stats)
 
     async def _all_stats(self) -> dict[str, Any]:
@@ -116,10 +112,6 @@ class PoolActor(ABC):
     async def info(self) -> bytes:
         """This replica's ModelInfo, encoded."""
         return encode(self._engine.info)
-
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's hook; it calls this every few seconds if the pool has autoscaling."""
-        return self._work.stats()
 
     async def check_health(self) -> None:
         """Serve calls this every few seconds."""

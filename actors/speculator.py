@@ -85,7 +85,7 @@ class SpeculatorActor(PoolActor):
         try:
             request = decode(payload, SelectRequest)
             envelope = request.envelope
-            with self._tracer.span(SELECT, envelope.trace) as span, self._work.request(request.size):
+            with self._tracer.span(SELECT, envelope.trace) as span:
                 async with Deadline.after(envelope.timeout_ms).limit():
                     selection = await self._service.select(request)
                 note_selection(span, request.request_id, selection)

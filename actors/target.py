@@ -67,8 +67,7 @@ class TargetActor(PoolActor):
         try:
             request = decode(payload, GenerateRequest)
             deadline = Deadline.after(request.envelope.timeout_ms)
-            tokens = int(request.prompt.token_ids.size)
-            with answer_span(self._tracer, request, self._engine.info) as answer, self._work.request(tokens):
+            with answer_span(self._tracer, request, self._engine.info) as answer:
                 if self._engine_traces and (headers := answer.span.headers):
                     request = replace(request, engine_args={**request.engine_args, "trace_headers": headers})
                 stream = joined(self._engine.generate(request), request.interval_ms, deadline=deadline)

@@ -24,7 +24,6 @@ from actors.ray_hooks.check import check_ray
 from actors.ray_hooks.serve_logger import kept_log_file
 from router.admission.controller import Admission
 from router.admission.intake_lock import IntakeLock
-from router.admission.pool_load import PoolHeadroom
 from router.dispatch.dispatcher import Dispatcher
 from router.explain.prompt_text import read_token_text
 from router.explain.request_reports import RequestReports
@@ -55,7 +54,7 @@ class RouterDeployment:
     half of a split target. served_model_names: as clients
     send them. vllm_options: of `vllm serve`, as in `router.vllm_front.app.ServedModel`. settings: fields of
     RouterConfig. defaults: the deployment's PrefillOptions and SpeculationOptions, by the names `prefill` and `decode`;
-    what `settings` says of them holds. headroom: fields of each PoolHeadroom, by pool. traces: see `create_tracer`.
+    what `settings` says of them holds. headroom: see Admission. traces: see `create_tracer`.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class RouterDeployment:
         vllm_options: Mapping[str, Any],
         settings: Mapping[str, Any],
         defaults: Mapping[str, Mapping[str, Any]],
-        headroom: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+        headroom: Mapping[str, float] = MappingProxyType({}),
         traces: Mapping[str, Any] | None = None,
     ) -> None:
         check_ray()
@@ -81,14 +80,13 @@ class RouterDeployment:
         self._intake = IntakeLock()
         self._pools = ServePools(speculator, target, own.admission_timeout_s, self._states, prefill, self._intake)
         named = {"enabled": own.speculative_prefill, "min_prompt_tokens": own.min_prompt_tokens}
-        pools = {pool: PoolHeadroom(**fields) for pool, fields in headroom.items()}
         self._dispatcher = Dispatcher(
             self._pools,
             PrefillOptions.model_validate({**defaults["prefill"], **named, "catch_up": own.catch_up}),
             SpeculationOptions.model_validate(dict(defaults["decode"])),
             own,
             self._meter,
-            Admission(self._meter, own.max_ongoing_requests, own.max_wait_s, pools),
+            Admission(self._meter, own.max_ongoing_requests, own.max_wait_s, headroom),
         )
         self._model, self._names, self._reports = model, tuple(served_model_names), RequestReports()
         self._vllm_options = dict(vllm_options)

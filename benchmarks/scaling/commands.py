@@ -8,7 +8,6 @@ import typer
 from benchmarks.commands.output import Files, measure
 from benchmarks.commands.pair_options import DemoPair
 from cluster.commands.grouped import grouped
-from skim_common.errors import SkimError
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,6 @@ class ScaleOptions:
     speculators: Annotated[int, typer.Option(min=1, help="Largest number of speculator replicas.")] = 4
     targets: Annotated[int, typer.Option(min=1, help="Largest number of target replicas.")] = 3
     fixed: Annotated[bool, typer.Option("--fixed", help="Both pools always have their largest number.")] = False
-    policy: Annotated[str, typer.Option(metavar="work|requests", help="Autoscaling policy of both pools.")] = "work"
     rate: Annotated[float, typer.Option(min=0.1, help="Requests per second during the step.")] = 2.0
     step_s: Annotated[float, typer.Option("--step", min=10, help="Length of the step in seconds.")] = 75.0
     speculator_s: Annotated[
@@ -28,9 +26,6 @@ class ScaleOptions:
     target_s: Annotated[
         float, typer.Option("--target-seconds", min=0.01, help="Seconds that each request takes on a target.")
     ] = 1.0
-    drain_s: Annotated[
-        float, typer.Option("--drain", min=0.1, help="Seconds of work per replica that autoscaling aims at (drain_s).")
-    ] = 3.0
     documents: Annotated[
         int, typer.Option(min=0, help="Requests ask about so many shared documents; 0: every prompt is another one.")
     ] = 0
@@ -43,7 +38,5 @@ def scale(pair: DemoPair, options: ScaleOptions, files: Files) -> None:
     """Autoscaling under a step of the load, with engines that run no model."""
     from benchmarks.scaling import scale as benchmark
 
-    if options.policy not in ("work", "requests"):
-        raise SkimError(f"--policy: {options.policy!r} is not a policy; choose from work, requests")
     settings = benchmark.ScaleSettings(**pair.names, **vars(options))
     measure(benchmark, lambda report: benchmark.run(settings, report), files.json_file, files.plot_file)

@@ -22,7 +22,7 @@ class ScaleSettings:
     """target, speculator: folders or hub names; only config and tokenizer are read. rate: requests per second during
     the step. step_s: length of the step in seconds. speculator_s, target_s: seconds that a request takes in each pool.
 
-    policy, drain_s: those of the section `autoscaling`. documents: the requests of a part share so many documents, the
+    documents: the requests of a part share so many documents, the
     engines have prefix caches, and the router chooses the mode; 0: nothing is shared, and every prompt is speculative.
     affinity: as `router.affinity`. routers: router replicas. speculators, targets: the largest number of replicas of
     each pool. fixed: the pools have that number from the start, without autoscaling.
@@ -30,12 +30,10 @@ class ScaleSettings:
 
     target: str
     speculator: str
-    policy: str = "work"
     rate: float = 2.0
     step_s: float = 75.0
     speculator_s: float = 2.0
     target_s: float = 1.0
-    drain_s: float = 3.0
     seed: int = 0
     documents: int = 0
     affinity: bool = True
@@ -99,10 +97,7 @@ def _costs(settings: ScaleSettings) -> dict[str, dict[str, float]]:
 
 def _scaling(settings: ScaleSettings, most: int) -> dict[str, Any]:
     return {
-        "policy": settings.policy,
         "max_replicas": most,
-        "drain_s": settings.drain_s,
-        "batch": SLOTS,
         "target_ongoing_requests": SLOTS,
         "upscale_delay_s": 2,
         "downscale_delay_s": 15,

@@ -7,7 +7,7 @@ generator. A phase ends when its last request is answered.
 
 *Waiting*: requests that were sent and have no first token yet. *PromptGroup*: replicas that run or start. *Changes of
 direction*: how often a pool changed between growing and shrinking after the step began; one is expected, when the load
-or a backlog ends. *Objective*: time to first token of an idle deployment plus `drain_s` in each of the two pools. It is
+or a backlog ends. *Objective*: time to first token of an idle deployment plus `WAIT_S` in each of the two pools. It is
 *met again* when the first of those requests is sent from which on every request meets it.
 """
 
@@ -111,7 +111,7 @@ def _pools(settings: Mapping[str, Any]) -> str:
     routers, sizes = _number(settings, "router"), f"{_number(settings, 'speculator')} and {_number(settings, 'target')}"
     if settings["fixed"]:
         return f"{routers}, {sizes} all the time."
-    return f"{routers}. Autoscaling policy `{settings['policy']}`: each pool starts with 1 replica; at most {sizes}."
+    return f"{routers}. Each pool starts with 1 replica; at most {sizes}."
 
 
 def _number(settings: Mapping[str, Any], part: str) -> str:
@@ -196,7 +196,7 @@ def _sizes(axes: Any, result: Mapping[str, Any]) -> None:
         running, asked = ([sample[key] for sample in samples] for key in (pool, f"{pool}_asked"))
         axes.step(times, running, where="post", color=colour, marker="", label=f"{pool}, running")
         axes.step(times, asked, where="post", color=colour, marker="", ls=":", label=f"{pool}, running or starting")
-    axes.set(ylabel="replicas", ylim=(0, None), title=f"Policy {result['settings']['policy']}")
+    axes.set(ylabel="replicas", ylim=(0, None))
     # Its white ground hides the line at the begin of the step.
     axes.legend(ncols=2, fontsize=9, frameon=True, framealpha=1, edgecolor="none", borderpad=0.1)
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 POOLS = ("speculator", "target")
+WAIT_S = 3.0
+"""The wait that a request may have in each pool."""
 
 
 def summary(
@@ -41,7 +43,7 @@ def summary(
         for pool in POOLS
     }
     changes = {pool: direction_changes(size.tolist()) for pool, size in sizes.items()}
-    objective = settings["speculator_s"] + settings["target_s"] + 2 * settings["drain_s"]
+    objective = settings["speculator_s"] + settings["target_s"] + 2 * WAIT_S
     short, other = sorted(POOLS, key=lambda pool: -settings[f"{pool}_s"])
     return {
         "rows": rows,

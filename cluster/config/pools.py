@@ -33,23 +33,8 @@ class AutoscalingConfig(BaseModel):
         1, ge=0, description="0: an idle pool stops; the next request waits until it has started again"
     )
     max_replicas: int = Field(1, ge=1)
-    policy: Literal["requests", "work"] = Field(
-        "requests", description="requests: Serve's policy, counts requests; work: counts the seconds that they take"
-    )
     target_ongoing_requests: float = Field(
-        8.0, gt=0, allow_inf_nan=False, description="policy requests: running and queued requests wanted per replica"
-    )
-    drain_s: float = Field(
-        5.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="policy work: seconds of running and queued work wanted per replica",
-    )
-    batch: int = Field(
-        1,
-        ge=1,
-        description="policy work: requests that a replica runs at once without slowing them down; "
-        "1 for a pool that prefills, more for a pool that decodes",
+        8.0, gt=0, allow_inf_nan=False, description="running and queued requests wanted per replica"
     )
     upscale_delay_s: float = Field(
         30.0, ge=0, allow_inf_nan=False, description="how long the load must stay high before the pool grows"

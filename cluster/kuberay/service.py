@@ -164,7 +164,7 @@ def _fault_tolerance(config: DeploymentConfig) -> Object:
 def serve_config(config: DeploymentConfig) -> Object:
     """The Serve config file of `config` (ray.serve.schema.ServeDeploySchema), with the paths inside the pods.
 
-    Sizes are in `deployments`, not in `args`: a change of `args` or of a scaling policy restarts every replica
+    Sizes are in `deployments`, not in `args`: a change of `args` restarts every replica
     (ray.serve._private.deploy_utils.get_app_code_version).
     """
     return {
@@ -188,14 +188,12 @@ def serve_config(config: DeploymentConfig) -> Object:
 
 
 def _without_sizes(settings: Object) -> Object:
-    """The settings without the sizes, which are in `deployments`. Of `autoscaling`, replicas need only `batch`."""
+    """The settings without the sizes, which are in `deployments`."""
     pools = [settings["speculator"], settings["target"], settings["target"]["prefill"]]
     for part in filter(None, [settings["router"], *pools]):
         for size in ("replicas", "max_ongoing_requests", "drain_timeout_s"):
             del part[size]
-        scaling = part.pop("autoscaling", None)
-        if scaling and scaling["batch"] > 1:
-            part["autoscaling"] = {"batch": scaling["batch"]}
+        part.pop("autoscaling", None)
     return settings
 
 

@@ -17,7 +17,7 @@ from skim_common.models.costs import Read
 from target_service.drafting.acceptance import expected_tokens
 
 MOST_BUSY = 0.8
-"""The largest share of its time that a pool may work; `cluster.serve.autoscaling` has the same limit."""
+"""The largest share of its time that a pool may work."""
 MAX_ROWS = 256
 """vLLM's `max_num_seqs` on most GPUs: requests that one engine runs at a time."""
 

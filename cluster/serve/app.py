@@ -19,7 +19,6 @@ from actors.target import TargetActor
 from cluster.config.load import config_from_settings
 from cluster.config.pools import AutoscalingConfig, PoolConfig
 from cluster.config.schema import ChannelConfig, DeploymentConfig, ObservabilityConfig
-from cluster.serve.autoscaling import GROW
 from cluster.serve.placement import placement_options
 from kv_transfer.wire.codec import MAX_MESSAGE_BYTES
 from router.deployment import router_ingress
@@ -29,7 +28,6 @@ from skim_common.symbols import Hook
 APP_NAME = "skim"
 
 REPLICA_CHOICE = "router.pools.affinity_router:AffinityRouter"
-WORK_POLICY = "cluster.serve.autoscaling:WorkPolicy"
 MAX_STARTS = 1_000_000
 """Number of failed starts in a row after which Serve gives up a pool for good. It waits up to a minute between them.
 
@@ -178,9 +176,7 @@ def _replicas(pool: PoolConfig) -> dict[str, Any]:
 
 def scaling_options(scaling: AutoscalingConfig, at_start: int) -> dict[str, Any]:
     """Options of ray.serve.config.AutoscalingConfig."""
-    options = scaling.model_dump(exclude_none=True, exclude={"policy", "drain_s", "batch"})
-    if scaling.policy == "work":
-        options["policy"] = {"policy_function": WORK_POLICY, "policy_kwargs": {"drain_s": scaling.drain_s}}
+    options = scaling.model_dump(exclude_none=True)
     # Whenever the options change, Ray resets a pool to `initial_replicas` (DeploymentAutoscalingState.register).
     # Without that option, a pool under load keeps its replicas.
     return options if at_start == scaling.min_replicas else {**options, "initial_replicas": at_start}
@@ -188,25 +184,16 @@ def scaling_options(scaling: AutoscalingConfig, at_start: int) -> dict[str, Any]
 
 def _headroom(config: DeploymentConfig) -> dict[str, Any]:
     """The router's argument `headroom`; left out if no pool is autoscaled."""
-    halves = [config.target, *([config.target.prefill] if config.target.prefill else [])]
-    headroom: dict[str, dict[str, float]] = {}
-    for name, pools in (("speculator", [config.speculator]), ("target", halves)):
-        for scaling in filter(None, (pool.autoscaling for pool in pools)):
-            fields = headroom.setdefault(name, {})
-            for key, amount in headroom_for(scaling).items():
-                fields[key] = max(fields.get(key, 0.0), amount / config.router.replicas)
-    return {"headroom": headroom} if headroom else {}
+    headroom = {name: _most_requests(config, name) / config.router.replicas for name in ("speculator", "target")}
+    given = {name: requests for name, requests in headroom.items() if requests}
+    return {"headroom": given} if given else {}
 
 
-def headroom_for(scaling: AutoscalingConfig) -> dict[str, float]:
-    """The fields of router.admission.pool_load.PoolHeadroom with which the autoscaler lets a pool grow to its
-    `max_replicas`."""
-    most = scaling.max_replicas
-    if scaling.policy == "requests":
-        return {"requests": most * scaling.target_ongoing_requests}
-    # The policy aims at `drain_s`, at least at the cost of two requests, and grows if it needs GROW times as much.
-    each = GROW * most * scaling.batch
-    return {"work_ms": 1e3 * each * scaling.drain_s, "requests": 2 * each}
+def _most_requests(config: DeploymentConfig, name: str) -> float:
+    """The requests with which Serve's autoscaler lets a pool, or a half of it, grow to its `max_replicas`; 0: fixed."""
+    halves = [config.target, config.target.prefill] if name == "target" else [config.speculator]
+    scalings = [pool.autoscaling for pool in halves if pool and pool.autoscaling]
+    return max((scaling.max_replicas * scaling.target_ongoing_requests for scaling in scalings), default=0.0)
 
 
 def logging_options(observability: ObservabilityConfig) -> LoggingConfig:
@@ -226,7 +213,6 @@ def _replica(pool: PoolConfig, traces: Mapping[str, Any] | None, **options: Any)
         model=pool.model,
         tensor_parallel=pool.tensor_parallel,
         options={**pool.options_of_engine, **options},
-        batch=pool.autoscaling.batch if pool.autoscaling else 1,
         start_timeout_s=pool.start_timeout_s,
         hung_after_s=pool.hung_after_s,
         start_probe=pool.start_probe,

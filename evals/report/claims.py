@@ -233,7 +233,7 @@ SHOWN = (
         "the time to first token meets its objective again after the load has risen fivefold",
         "scale",
         figures.scale,
-        "mock engines, policy `work`",
+        "mock engines",
         "Autoscaling under a step of the load",
     ),
     Claim(

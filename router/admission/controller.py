@@ -6,7 +6,7 @@ before it (`router.admission.pool_load`). An idle router refuses nothing, so a w
 
 What is accepted goes to the pools at once while they drain what they have within `POOL_WAIT_MS`. Beyond that it waits
 here, where priorities and fair shares decide the order (`router.admission.fair_queue`); in a pool it would wait in the
-order of arrival. An autoscaled pool gets more (`router.admission.pool_load.PoolHeadroom`): its autoscaler would not see
+order of arrival. An autoscaled pool gets more (`PoolLoad`): its autoscaler would not see
 what waits here. Each router admits its own requests by the waits that it sees, which include the work of the other
 routers.
 """
@@ -22,7 +22,7 @@ from actors.observability.meter import Meter
 from kv_transfer.messages import GenerateOutput
 from router.admission.fair_queue import FairQueue, Order, QueueEntry
 from router.admission.load_shedding import KEEP, relative_load
-from router.admission.pool_load import NO_HEADROOM, AnswerTime, PoolHeadroom, PoolLoad
+from router.admission.pool_load import AnswerTime, PoolLoad
 from router.admission.ticket import AdmissionRequest, OverloadedError, Ticket
 from router.decision.cost_model import Work
 
@@ -39,7 +39,7 @@ MOST_BETWEEN_ENDS_S = 60.0
 class Admission:
     """The admission of one router. most: requests at a time. max_wait_s: None: any wait is accepted.
 
-    headroom: of the pools that are autoscaled, by name. clock: seconds; the event loop's by default.
+    headroom: of the pools that are autoscaled, by name (`PoolLoad`). clock: seconds; the event loop's by default.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class Admission:
         meter: Meter,
         most: int | None = None,
         max_wait_s: float | None = None,
-        headroom: Mapping[str, PoolHeadroom] = MappingProxyType({}),
+        headroom: Mapping[str, float] = MappingProxyType({}),
         clock: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
     ) -> None:
         self._meter, self._clock = meter, clock
         self._most = math.inf if most is None else most
         self._max_wait_ms = math.inf if max_wait_s is None else 1e3 * max_wait_s
-        self._speculator = PoolLoad(clock, headroom.get("speculator", NO_HEADROOM))
-        self._target = PoolLoad(clock, headroom.get("target", NO_HEADROOM))
+        self._speculator = PoolLoad(clock, headroom.get("speculator", 0.0))
+        self._target = PoolLoad(clock, headroom.get("target", 0.0))
         self._queue: FairQueue[Ticket] = FairQueue()
         self._answers = AnswerTime()
         self._ongoing = 0

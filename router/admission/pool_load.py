@@ -14,7 +14,6 @@ let in.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from skim_common.decaying_mean import DecayingMean
 
@@ -53,23 +52,14 @@ PROBE_S = 5.0
 """After so long without a pair, a request is expected to wait for nothing of the single one that the pool has."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolHeadroom:
-    """What a pool may have from one router, however long it waits there: less than either work_ms of computing, or so
-    many requests. An autoscaled pool needs it: the autoscaler counts what is in the pool, not what waits in a router.
+class PoolLoad:
+    """One router's work in one pool. clock: seconds.
+
+    headroom: so many requests the pool may have from this router, however long they wait there. An autoscaled pool
+    needs it: the autoscaler counts what is in the pool, not what waits in a router.
     """
 
-    work_ms: float = 0.0
-    requests: float = 0.0
-
-
-NO_HEADROOM = PoolHeadroom()
-
-
-class PoolLoad:
-    """One router's work in one pool. clock: seconds."""
-
-    def __init__(self, clock: Callable[[], float], headroom: PoolHeadroom = NO_HEADROOM) -> None:
+    def __init__(self, clock: Callable[[], float], headroom: float = 0.0) -> None:
         self._clock, self._headroom = clock, headroom
         self.requests = self._aside = 0
         self.ahead_ms = 0.0
@@ -101,8 +91,8 @@ class PoolLoad:
 
     @property
     def has_headroom(self) -> bool:
-        """Whether the pool has less than its `PoolHeadroom`."""
-        return self.ahead_ms < self._headroom.work_ms or self.requests < self._headroom.requests
+        """Whether the pool has less than its headroom."""
+        return self.requests < self._headroom
 
     def learn(self, ahead_ms: float, waited_ms: float) -> None:
         """A request found `ahead_ms` of work in the pool and waited `waited_ms` before its own work began."""

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.chaos.conftest import SETTINGS
-from tests.chaos.test_killed_ray import is_free, until
+from tests.chaos.test_killed_ray import listening, until
 from tests.e2e.conftest import Served, skim_serve
 
 pytestmark = pytest.mark.nightly
@@ -29,4 +29,4 @@ def test_serve_ends_with_its_ray(alone: Served) -> None:
     assert alone.process.wait(timeout=120) == 1
     told = "skim: Ray has ended, because its process raylet has died: start `skim serve` again"
     assert alone.log.read_text().splitlines().count(told) == 1
-    assert until(lambda: is_free(alone.port))
+    assert until(lambda: not listening(alone.port))

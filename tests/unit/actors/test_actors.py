@@ -222,31 +222,6 @@ async def test_a_session_can_be_ended_from_outside():
     await actor._server.stop()
 
 
-async def test_a_replica_measures_its_work():
-    """The speculator counts the whole prompt, the target the kept tokens. An aborted request does not change costs."""
-    for actor, ask in (
-        (await speculator(latency_ms=1), lambda actor: selected(actor, select_request())),
-        (await target(prefill_ms=1), lambda actor: replies(actor, generate_request())),
-    ):
-        assert "seconds_per_request" not in await actor.record_autoscaling_stats()
-        await ask(actor)
-        stats = await actor.record_autoscaling_stats()
-        assert stats["seconds_per_request"] > 0
-        assert stats["seconds_per_token"] == pytest.approx(stats["seconds_per_request"] / 400)
-    actor = await target(prefill_ms=600_000)
-    stream = actor.generate(generate_request())
-    await anext(stream)
-    waiting = asyncio.create_task(anext(stream))
-    await asyncio.sleep(0)
-    assert (await actor.record_autoscaling_stats())["tokens_in_flight"] == 400
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    stats = await actor.record_autoscaling_stats()
-    assert stats["tokens_in_flight"] == 0
-    assert "seconds_per_request" not in stats
-
-
 async def test_health_is_the_engines():
     actor = await speculator()
     await actor.check_health()

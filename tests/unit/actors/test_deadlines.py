@@ -25,7 +25,6 @@ async def test_the_target_stops_a_prefill():
     with pytest.raises(DeadlineError):
         decode(last, GenerateOutput)
     assert await actor.stats() == {"started": 1, "running": 0, "aborted": 1}
-    assert actor._work.stats()["tokens_in_flight"] == 0
 
 
 async def test_the_target_stops_an_answer():

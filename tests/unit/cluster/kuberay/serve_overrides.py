@@ -34,10 +34,7 @@ def _unknown_scaling(served):
     """Unknown names in `autoscaling_config`, which Ray's schema accepts as any mapping."""
     for deployment in (d for application in served["applications"] for d in application["deployments"]):
         scaling = deployment.get("autoscaling_config", {})
-        policy = scaling.get("policy", {})
-        known = [(scaling, AutoscalingConfig), (policy, AutoscalingConfig.model_fields["policy"].annotation)]
-        for given, model in known:
-            yield from (f"{deployment['name']}: {name}" for name in given.keys() - model.model_fields.keys())
+        yield from (f"{deployment['name']}: {name}" for name in scaling.keys() - AutoscalingConfig.model_fields.keys())
 
 
 def deployed(application):

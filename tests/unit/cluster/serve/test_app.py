@@ -10,21 +10,17 @@ from ray.serve._private.common import DeploymentID
 from ray.serve._private.deployment_info import DeploymentInfo
 
 from cluster.config.load import config_from_settings, load_config
-from cluster.config.pools import AutoscalingConfig
 from cluster.serve.app import (
     APP_NAME,
     CHANNEL_TOKEN,
     SERVE_SWITCHES,
     _headroom,
     build_app,
-    headroom_for,
     logging_options,
     serve_app,
 )
-from cluster.serve.autoscaling import ReportedLoad, replicas_for
 from cluster.serve.placement import KEEP_ALL_GPUS
 from cluster.serve.pod_draining import CALLBACK
-from router.admission.pool_load import PoolHeadroom, PoolLoad
 from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
 
@@ -60,24 +56,6 @@ def test_a_change_of_a_pools_bounds_leaves_it_at_its_size(at_start, after):
 
     assert sized(-1, most=4) == at_start.get("replicas", 1)
     assert sized(3, most=8) == after
-
-
-def test_pools_that_scale_by_work():
-    scaling = {"policy": "work", "drain_s": 3, "max_replicas": 4}
-    settings = {
-        "speculator": {"model": "/small", "autoscaling": scaling},
-        "target": {"model": "/big", "autoscaling": {**scaling, "batch": 16}},
-    }
-    _, speculator, target = deployments(build_app(config_from_settings(settings)))
-    told = speculator._deployment_config
-    policy = type(told).from_proto_bytes(told.to_proto_bytes()).autoscaling_config.policy  # as Serve receives it
-    assert (policy.policy_function, policy.policy_kwargs) == ("cluster.serve.autoscaling:WorkPolicy", {"drain_s": 3})
-    started = {"start_timeout_s": 1800.0, "hung_after_s": 300.0, "start_probe": "dense"}
-    assert speculator.init_kwargs == {"reads_for": "/big"}
-    assert speculator.init_args[0] == {"engine": "vllm", "model": "/small", **started}
-    settings = dict(target.init_args[0])
-    assert settings.pop("options")
-    assert settings == {"engine": "vllm", "model": "/big", "batch": 16, **started}
 
 
 def test_what_a_replica_asks_of_its_node():
@@ -243,7 +221,7 @@ def scaled(**scaling):
 
 def test_routers_share_the_room_of_an_autoscaled_pool():
     router, _, _ = deployments(build_app(scaled(max_replicas=4, target_ongoing_requests=8)))
-    assert router.init_kwargs["headroom"] == {"target": {"requests": 16.0}}
+    assert router.init_kwargs["headroom"] == {"target": 16.0}
     settings = {"speculator": {"model": "/small"}, "target": {"model": "/big"}}
     router, _, _ = deployments(build_app(config_from_settings(settings)))
     assert "headroom" not in router.init_kwargs
@@ -253,20 +231,7 @@ def test_the_prefill_half_of_a_split_target_has_room_too():
     prefill = {"autoscaling": {"max_replicas": 6, "target_ongoing_requests": 8}}
     target = {"model": "/big", "topology": "split", "autoscaling": {"max_replicas": 2}, "prefill": prefill}
     split = config_from_settings({"speculator": {"model": "/small"}, "target": target})
-    assert _headroom(split) == {"headroom": {"target": {"requests": 48.0}}}
-
-
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("seconds", [0.1, 2.0, 30.0])
-def test_a_pool_with_that_room_grows_to_its_largest_size(batch, seconds):
-    """The policy `work` sees what the routers send. seconds: replica-seconds of a request."""
-    scaling = AutoscalingConfig(policy="work", max_replicas=4, drain_s=3, batch=batch)
-    load = PoolLoad(lambda: 0.0, PoolHeadroom(**headroom_for(scaling)))
-    while load.has_headroom:
-        load.enter(1e3 * batch * seconds)
-    for now in range(1, 4):
-        seen = ReportedLoad(requests=load.requests, queued=load.requests, busy=now, seconds_per_request=seconds)
-        assert replicas_for(seen, now, scaling.drain_s) >= 4
+    assert _headroom(split) == {"headroom": {"target": 48.0}}
 
 
 @pytest.mark.parametrize("name", [*SERVE_SWITCHES, *KEEP_ALL_GPUS, CALLBACK])

@@ -10,7 +10,7 @@ from benchmarks.harness.virtual_time import run
 from kv_transfer.messages import GenerateOutput
 from router.admission import pool_load
 from router.admission.controller import Admission
-from router.admission.pool_load import ENOUGH, PoolHeadroom
+from router.admission.pool_load import ENOUGH
 from router.admission.ticket import AdmissionRequest, OverloadedError, PromptGroup, Ticket
 from router.decision.cost_model import Work
 from skim_common.deadline import Deadline
@@ -272,9 +272,8 @@ async def test_a_dense_prompt_overtakes_those_that_wait_for_the_speculator():
     ("headroom", "begun"),
     [
         ({}, 1),
-        ({"target": PoolHeadroom(requests=5)}, 5),
-        ({"target": PoolHeadroom(work_ms=5000)}, 5),
-        ({"speculator": PoolHeadroom(9000)}, 1),
+        ({"target": 5.0}, 5),
+        ({"speculator": 9.0}, 1),
     ],
 )
 def test_an_autoscaled_pool_gets_what_its_autoscaler_must_see(headroom, begun):
@@ -290,7 +289,7 @@ def test_an_autoscaled_pool_gets_what_its_autoscaler_must_see(headroom, begun):
     run(scenario())
 
 
-@pytest.mark.parametrize(("headroom", "begun"), [({}, 1), ({"speculator": PoolHeadroom(requests=5)}, 5)])
+@pytest.mark.parametrize(("headroom", "begun"), [({}, 1), ({"speculator": 5.0}, 5)])
 def test_an_autoscaled_speculator_does_so_too(headroom, begun):
     async def scenario():
         admission = Admission(LocalMeter(), headroom=headroom)

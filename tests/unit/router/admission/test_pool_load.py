@@ -5,7 +5,7 @@ import random
 import pytest
 
 from router.admission import pool_load
-from router.admission.pool_load import ENOUGH, PoolHeadroom, PoolLoad
+from router.admission.pool_load import ENOUGH, PoolLoad
 
 
 class Pool:
@@ -90,13 +90,10 @@ def test_what_leaves_is_no_longer_ahead():
     assert (load.requests, load.ahead_ms) == (0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("room", "requests"),
-    [(PoolHeadroom(), 0), (PoolHeadroom(work_ms=250.0), 3), (PoolHeadroom(requests=2), 2), (PoolHeadroom(250.0, 5), 5)],
-)
-def test_a_pool_has_room_until_it_has_both_its_work_and_its_requests(room, requests):
+@pytest.mark.parametrize("room", [0, 2])
+def test_a_pool_has_room_until_it_has_so_many_requests(room):
     load = PoolLoad(lambda: 0.0, room)
-    for _ in range(requests):
+    for _ in range(room):
         assert load.has_headroom
         load.enter(100.0)
     assert not load.has_headroom
