@@ -14,7 +14,7 @@ from router.dispatch.metrics import record_first_token, record_forecast, record_
 from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome
 from router.dispatch.tracing import GENERATE, note_prompt
-from router.options.headers import add_prefill
+from router.options.headers import TOTAL, add_prefill
 from router.pools.answer_record import AnswerRecord
 from router.pools.migration import DeadlyRequestError, GivenUpError, Migration, ReplicaLostError, migrate
 
@@ -41,7 +41,6 @@ class Generation:
         self._dispatcher, self._prepared, self._outcome, self._kept = dispatcher, prepared, outcome, kept
         self._answer, self._ticket, self._context = answer, ticket, ExitStack()
         self._held = False  # a target replica has the request and will end its session
-        self._told = False  # the client has an output
 
     def __enter__(self) -> Self:
         dispatcher, prepared = self._dispatcher, self._prepared
@@ -73,20 +72,20 @@ class Generation:
         if self._ticket.stage == "prefill":
             self._dispatcher.admission.prefilled(self._ticket, output)
             self._dispatcher.clients.began(self._prepared.size, since_arrival(self._outcome, self._prepared.started))
+            self._record_first(output)
 
     def note(self, output: GenerateOutput) -> None:
         """Count an output for the client."""
-        if not self._told:
-            self._told = True
-            self._record_first(output)
         self._tally.add(output)
 
     def _record_first(self, output: GenerateOutput) -> None:
+        """Learn from the first output of a replica: the client of an answer in one piece gets the last one alone."""
         dispatcher, outcome, queued_ms = self._dispatcher, self._outcome, self._ticket.queued_ms
         now = time.perf_counter()
         add_prefill(outcome.timings, output.timings, 1e3 * (now - self._sent))
         outcome.timings["queue"] += queued_ms
-        record_first_token(dispatcher.meter, outcome, 1e3 * (now - outcome.call.request.arrived), output.cached_tokens)
+        outcome.timings[TOTAL] = 1e3 * (now - outcome.call.request.arrived)
+        record_first_token(dispatcher.meter, outcome, output.cached_tokens)
         queue, prefill = output.timings.get("queue", 0.0), outcome.timings["prefill"]
         dispatcher.forecaster.began(self._prepared.forecast, self._kept, output.cached_tokens, prefill, queue)
         elapsed_ms = 1e3 * (self._sent - self._prepared.started)

@@ -59,13 +59,10 @@ def record_speeds(meter: Meter, speeds: Mapping[str, Speeds]) -> None:
                 meter.record("skim_router_read_speed", speed, pool=pool, part=part)
 
 
-def record_first_token(meter: Meter, prompt: Outcome, total_ms: float, cached_tokens: int) -> None:
-    """Record the times of a prompt. total_ms: from the request's arrival until the target's first output.
-
-    cached_tokens: prompt tokens that the target found in its prefix cache.
-    """
+def record_first_token(meter: Meter, prompt: Outcome, cached_tokens: int) -> None:
+    """Record the times of a prompt. cached_tokens: prompt tokens that the target found in its prefix cache."""
     meter.record("skim_router_cached_tokens_total", cached_tokens, mode=prompt.mode)
-    for part, ms in {**prompt.timings, TOTAL: total_ms}.items():
+    for part, ms in prompt.timings.items():
         if part in TIMING_PARTS or part == TOTAL:
             meter.record("skim_router_ttft_seconds", ms / 1e3, mode=prompt.mode, part=part)
 

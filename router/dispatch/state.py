@@ -31,8 +31,8 @@ from router.prompt.contents import ChatContents
 class Outcome:
     """What happens to one prompt.
 
-    timings: milliseconds by part. spent_tokens: taken from the API key. admitted: a pool works on the prompt, and the
-    target takes requests.
+    timings: milliseconds by part, until the first token. spent_tokens: taken from the API key. admitted: a pool works
+    on the prompt, and the target takes requests.
     mode: dense or speculative; empty until decided. reason: in one word. estimate: the forecast that chose the mode;
     None if it was not chosen by time. notes: parameters of the reason, see `explained`. selection: None for a dense
     prompt; messages: the places of the chat's. tokens_ahead: N, the look-ahead of a selection. answer_tokens: counted
@@ -218,12 +218,13 @@ class CallState:
         return [*headers, ("server-timing", self._server_timing())] if self.answering else headers
 
     def _server_timing(self) -> str:
-        """The times until now. Prompts of one call run concurrently, so each part is that of the slowest prompt."""
+        """The times until the first token. Prompts of one call run concurrently, so each part is that of the slowest
+        prompt. The total of a selection without an answer is the time until now."""
         parts: dict[str, float] = {}
         for prompt in self.prompts:
             for name, ms in prompt.timings.items():
                 parts[name] = max(parts.get(name, 0.0), ms)
-        parts[TOTAL] = 1e3 * (time.perf_counter() - self.request.arrived)
+        parts.setdefault(TOTAL, 1e3 * (time.perf_counter() - self.request.arrived))
         return write_server_timing(parts)
 
 

@@ -1,8 +1,11 @@
 """The metrics that the router records for a dense prompt, for a speculative one, and after a pool has failed."""
 
+import asyncio
+
 import pytest
 
 from kv_transfer.options import DecodeOptions
+from kv_transfer.sampling import FINAL_ONLY
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CallState
@@ -11,7 +14,7 @@ from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from skim_common.errors import EngineUnavailableError
 from tests.unit.actors.local_meter import LocalMeter
-from tests.unit.router.conftest import LocalPools
+from tests.unit.router.conftest import LocalPools, until
 from tests.unit.router.dispatching import prompt
 
 PROMPT = prompt(sampling={"max_tokens": 2}, max_tokens=2)
@@ -51,6 +54,22 @@ async def test_a_dense_prompt_keeps_nothing_to_speak_of() -> None:
     assert meter.recorded["skim_router_requests_total"] == [(1, {"mode": "dense", "reason": "disabled"})]
     assert "skim_router_keep_rate" not in meter.recorded
     assert not {"speculate", "select"} & parts(meter, "dense").keys()
+
+
+async def test_the_times_of_an_answer_in_one_piece_end_with_its_first_token() -> None:
+    """Its client gets nothing before the last one, which never comes here."""
+    meter, pools = LocalMeter(), LocalPools(target={"decode_ms": 600_000})
+    dispatcher = Dispatcher(pools, PrefillOptions(), SpeculationOptions(), RouterConfig(), meter)
+    call = CallState(Request(PrefillOptions(**DEFAULTS), DecodeOptions()))
+    sampling = {"max_tokens": 2, "output_kind": FINAL_ONLY}
+    outputs = dispatcher.run("r", prompt(sampling=sampling, max_tokens=2), call)
+    answer = asyncio.create_task(anext(outputs))
+    await until(lambda: "skim_router_ttft_seconds" in meter.recorded)
+    times = parts(meter, "speculative")
+    assert times.keys() == {*TIMING_PARTS, TOTAL}
+    assert f"total;dur={1e3 * times[TOTAL]:.2f}" in dict(call.headers())["server-timing"]
+    answer.cancel()
+    await asyncio.wait([answer])
 
 
 async def test_the_tokens_that_the_target_had_cached_are_counted() -> None:
