@@ -1,4 +1,4 @@
-"""The small interface that every speculator engine implements: vLLM, the lexical selector, and named classes."""
+"""The small interface that every speculator engine implements: vLLM, and named classes."""
 
 import math
 from collections.abc import Mapping

@@ -4,13 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from skim_common.engine_options import check_option_names, engine_class
-from skim_common.errors import SkimError
-from skim_common.models.info import inspect_model
 from speculator_service.engine import SpeculatorEngine
 
 NAMED = {
     "vllm": "speculator_service.vllm_backend.engine:VllmSpeculator",
-    "lexical": "speculator_service.lexical_engine:LexicalSpeculator",
     "mock": "benchmarks.mock_engines.speculator:MockSpeculator",
 }
 """Short names of engine classes."""
@@ -19,18 +16,12 @@ NAMED = {
 def create_engine(
     kind: str, model: str, *, tensor_parallel: int = 1, options: Mapping[str, Any] | None = None
 ) -> SpeculatorEngine:
-    """Start an engine. kind: vllm, lexical, mock, or a subclass of SpeculatorEngine as `package.module:Class`, which is
+    """Start an engine. kind: vllm, mock, or a subclass of SpeculatorEngine as `package.module:Class`, which is
     called with the model, `tensor_parallel` and these options.
 
     Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind or option.
     """
     options = dict(options or {})
-    if kind == "lexical":
-        from speculator_service.lexical_engine import LexicalSpeculator
-
-        if options:
-            raise SkimError(f"the lexical selector has no engine option {next(iter(options))!r}: remove it")
-        return LexicalSpeculator(inspect_model(model, engine="lexical"))
     engine = engine_class(kind, NAMED, SpeculatorEngine, "speculator")
     check_option_names(engine, options, f"{kind} speculator")
     return engine(model, tensor_parallel=tensor_parallel, **options)

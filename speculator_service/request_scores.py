@@ -7,12 +7,11 @@ from dataclasses import replace
 import torch
 
 from kv_transfer.messages import SelectRequest
-from skim_common.errors import SkimError
+from skim_common.errors import InvalidRequestError, SkimError
 from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
-from speculator_service.lexical_engine import score_lexically
 from speculator_service.reading.again import read_again
 from speculator_service.reading.read import read_in_windows, reads_in_windows
-from speculator_service.scoring.lexical import with_lexical
+from speculator_service.scoring.lexical import lexical_importance, with_lexical
 from speculator_service.scoring.passages import Masses, passage_importance
 
 
@@ -21,16 +20,20 @@ async def scores_of(engine: SpeculatorEngine, request: SelectRequest, *, keep_se
 
     keep_session: as in `SpeculatorEngine.score`.
 
-    BM25 is in the sum if the options say so and the question is known. Retrieval heads are summed with it by passages.
-    Raises as `SpeculatorEngine.score`, and SkimError for scores that do not fit the prompt.
+    Words are in the sum where the layout has them: with retrieval heads by passages. Raises as
+    `SpeculatorEngine.score`, InvalidRequestError for a lexical selection without words, and SkimError for scores that
+    do not fit the prompt.
     """
-    options = request.options
+    options, layout = request.options, request.layout
+    has_words = options.granularity == "text" and layout.words.size > 0
+    asks = has_words and len(layout.questions) > 0
     if options.selector == "lexical":
-        return await asyncio.to_thread(score_lexically, request)
-    by_passages = options.scoring == "heads" and options.granularity == "text" and request.layout.words.size > 0
-    adds_lexical = len(request.layout.questions) > 0 and options.bm25_weight > 0 and not by_passages
-    # A worker thread looks the words up while the engine reads.
-    lexical = asyncio.create_task(asyncio.to_thread(score_lexically, request)) if adds_lexical else None
+        if not asks:
+            raise InvalidRequestError(
+                "speculative_prefill.selector lexical needs granularity text and a prompt of text with a question: send"
+                " such a prompt, or set the selector to speculator"
+            )
+        return Scores(torch.from_numpy(lexical_importance(layout, request.size)), [], {"queue": 0.0, "speculate": 0.0})
     if reads_in_windows(engine, request):
         scores = await read_in_windows(engine, request)
     else:
@@ -41,17 +44,17 @@ async def scores_of(engine: SpeculatorEngine, request: SelectRequest, *, keep_se
                 options,
                 cache_salt=request.cache_salt,
                 keep_session=keep_session,
-                questions=request.layout.final_questions(request.droppable),
+                questions=layout.final_questions(request.droppable),
             )
         )
     if scores.importance.shape != request.token_ids.shape:
         shapes = f"{tuple(scores.importance.shape)} for a prompt of {request.token_ids.shape}"
         raise SkimError(f"the speculator's scores do not fit the prompt: {shapes}")
-    if by_passages:
+    if options.scoring == "heads" and has_words:
         return await _by_passages(engine, request, scores)
-    if lexical is None:
+    if not asks or not options.bm25_weight:
         return scores
-    attention, words = scores.importance.to("cpu", torch.float32).numpy(), (await lexical).importance.numpy()
+    attention, words = scores.importance.to("cpu", torch.float32).numpy(), lexical_importance(layout, request.size)
     return replace(
         scores, importance=torch.from_numpy(with_lexical(attention, words, options.bm25_weight, request.droppable))
     )

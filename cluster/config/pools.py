@@ -15,8 +15,7 @@ from skim_common.models.source import located
 CPU_KV_CACHE_GIB = "4"
 OF_ONE_NODE = ("VLLM_HOST_IP", "CUDA_VISIBLE_DEVICES")
 """Environment variables that cannot be the same on several nodes of a replica."""
-ENGINES = ("vllm", "lexical", "mock")
-WITHOUT_WEIGHTS = ("lexical", "mock")
+ENGINES = ("vllm", "mock")
 """Engines that read a model's config and tokenizer, but no weights."""
 
 
@@ -77,8 +76,7 @@ class PoolConfig(BaseModel):
     )
     engine: str = Field(
         "vllm",
-        description="vllm; lexical: no model, a speculator pool that serves selector: lexical only; mock: no weights; "
-        "or an engine class of your own, as package.module:Class",
+        description="vllm; mock: no weights; or an engine class of your own, as package.module:Class",
     )
     replicas: int = Field(
         1, ge=1, description="with autoscaling: the number at the start and after a change of autoscaling"
@@ -288,5 +286,5 @@ def placed(pool: PoolConfig, *, on_gpus: bool) -> PoolConfig:
     """`pool` with `gpus_per_replica` filled in: its own value, else one GPU per rank if `on_gpus`."""
     if pool.gpus_per_replica is not None:
         return pool
-    gpus = pool.ranks if on_gpus and pool.engine not in WITHOUT_WEIGHTS else 0
+    gpus = pool.ranks if on_gpus and pool.engine != "mock" else 0
     return pool.model_copy(update={"gpus_per_replica": float(gpus)})

@@ -147,14 +147,6 @@ class DeploymentConfig(BaseModel):
                 raise ValueError(str(error)) from None
         return self
 
-    @model_validator(mode="after")
-    def _lexical_pool(self) -> Self:
-        if self.target.engine == "lexical" or (self.target.prefill and self.target.prefill.engine == "lexical"):
-            raise ValueError("target.engine cannot be lexical: that engine selects and has no model")
-        if self.speculator.engine == "lexical" and self.selection.selector != "lexical":
-            raise ValueError("speculator.engine lexical has no model: set selection.selector to lexical")
-        return self
-
     @property
     def pools(self) -> dict[str, PoolConfig]:
         """The pools by name: speculator, target unless it selects only, and prefill where the target is split."""

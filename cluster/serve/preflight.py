@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster.config.pools import WITHOUT_WEIGHTS, PoolConfig
+from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.front_process import check_front, end_front_process
 from skim_common.errors import ModelError, SkimError
@@ -42,9 +42,7 @@ def check_models(config: DeploymentConfig) -> str | None:
         )
         for name, pool in pools.items()
     }
-    speculator = config.speculator
-    if speculator.engine != "lexical":
-        check_speculator(speculator.model, max_model_len=infos["speculator"].max_model_len)
+    check_speculator(config.speculator.model, max_model_len=infos["speculator"].max_model_len)
     if config.router.select_only or same_tokens(infos["speculator"], infos["target"]):
         return None
     from speculator_service.translation.engine import translation_for  # it imports torch
@@ -92,7 +90,7 @@ def with_known_pins(config: DeploymentConfig, print_line: Callable[[str], None])
 
 def fetch_weights(config: DeploymentConfig, progress: Callable[[str], None]) -> None:
     """Download the weights of hub names to this machine. progress: called with one line per model."""
-    for model in dict.fromkeys(pool.model for pool in config.pools.values() if pool.engine not in WITHOUT_WEIGHTS):
+    for model in dict.fromkeys(pool.model for pool in config.pools.values() if pool.engine != "mock"):
         if is_hub_name(model):
             progress(f"fetching {model}")
             local_folder(model, weights=True)
@@ -145,7 +143,7 @@ def check_memory(config: DeploymentConfig) -> None:
 
 def _replica_bytes(pool: PoolConfig) -> int:
     """Bytes of weights, KV cache and processes; 0 for an engine without weights."""
-    if pool.engine in WITHOUT_WEIGHTS:
+    if pool.engine == "mock":
         return 0
     weights = sum(file.stat().st_size for file in Path(local_folder(pool.model, weights=True)).glob("*.safetensors"))
     kv_cache = float(pool.environment["VLLM_CPU_KVCACHE_SPACE"]) * GIB

@@ -175,12 +175,11 @@ class Forecaster:
         """Learn from a selection. Returns the forecast with its `select_ms`, if it was selected as expected."""
         queue = selection.timings.get("queue", 0.0)
         size, cached = int(forecast.ids.size), selection.cached_tokens
-        lexical = options.selector == "lexical"
-        windows = None if lexical else forecast.windows  # lexical perhaps as a fallback
+        windows = forecast.windows
         read = windows.read(size, cached) if windows else Read.of(size, cached)
         took = sum(selection.timings.values()) - queue
         self._selector(options, windows).measure(read, took, queue)
-        if not lexical:
+        if options.selector != "lexical":
             ledger = self._read_ledger(windows)
             ledger.correct(forecast.read, cached)
             self._speculator_wrote(read.tokens if windows is None else round(windows.tokens(size, cached)))

@@ -29,7 +29,7 @@ from router.dispatch.metrics import (
 )
 from router.dispatch.preparation import Preparation
 from router.dispatch.request import Prepared, Prompt
-from router.dispatch.selection import LexicalFallback, SelectionClient
+from router.dispatch.selection import SelectionClient
 from router.dispatch.state import CallState, Outcome
 from router.dispatch.token_budget import TokenBudget
 from router.dispatch.tracing import note_tokenized
@@ -78,9 +78,8 @@ class Dispatcher:
             has_home=settings.affinity,
         )
         self.background = BackgroundTasks()
-        fallback = LexicalFallback(pools, enabled=settings.on_speculator_failure == "lexical")
         self._selection = SelectionClient(
-            settings.select_timeout_s, self.admission, self.forecaster, self._guard, fallback, self.background
+            settings.select_timeout_s, self.admission, self.forecaster, self._guard, self.background
         )
 
     async def run(self, request_id: str, prompt: Prompt, call: CallState) -> AsyncGenerator[GenerateOutput, None]:

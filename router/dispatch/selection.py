@@ -1,10 +1,9 @@
-"""The selection of a prompt: the speculator pool's, judged by the guard, or the fallback's."""
+"""The selection of a prompt: the speculator pool's, judged by the guard."""
 
 import asyncio
 import logging
 import time
 from dataclasses import replace
-from functools import cached_property
 
 from actors.observability.pool_spans import note_selection
 from kv_transfer.limits.speculator import check_readable
@@ -21,8 +20,6 @@ from router.pools.availability import PoolDownError
 from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Pools
 from skim_common.errors import DeadlineError, InvalidRequestError, SkimError
-from speculator_service.lexical_engine import LexicalSpeculator
-from speculator_service.service import SpeculatorService
 
 logger = logging.getLogger(__name__)
 
@@ -31,25 +28,6 @@ INLINE_CHARS = 16384
 
 _OR_DENSE = 'shorten the prompt or send "speculative_prefill": false'
 _OR_LEXICAL = 'shorten the text or send "speculative_prefill": {"selector": "lexical"}'
-
-
-class LexicalFallback:
-    """Selects with `selector: lexical`; the other options are those of the request. It keeps no drafting session."""
-
-    def __init__(self, pools: Pools, *, enabled: bool) -> None:
-        """pools: connected before the first selection. enabled: without it, there is no selection."""
-        self._pools, self._enabled = pools, enabled
-
-    @cached_property
-    def _service(self) -> SpeculatorService:
-        return SpeculatorService(LexicalSpeculator(self._pools.target))
-
-    async def select(self, request: SelectRequest) -> Selection | None:
-        """None if the prompt must run dense. Raises InvalidRequestError for an invalid request."""
-        if not self._enabled:
-            return None
-        options = request.options.model_copy(update={"selector": "lexical"})
-        return await self._service.select(replace(request, options=options, decode=None))
 
 
 class SelectionClient:
@@ -61,10 +39,9 @@ class SelectionClient:
         admission: Admission,
         forecaster: Forecaster,
         guard: Guard,
-        fallback: LexicalFallback,
         background: BackgroundTasks,
     ) -> None:
-        self._timeout_s, self._fallback, self._background = timeout_s, fallback, background
+        self._timeout_s, self._background = timeout_s, background
         self._admission, self._forecaster, self._guard = admission, forecaster, guard
 
     async def select(
@@ -86,9 +63,8 @@ class SelectionClient:
                 raise
             outcome.reason = "speculator-limit"
             return prepared, None
-        # Lexical scores in the place of the speculator's are not judged by its limit.
-        if selection is None or prepared.options.selector != options.selector:
-            return prepared, selection
+        if selection is None:
+            return prepared, None
         reason = self._guard.distrusts(prepared.advice, selection, prepared.layout)
         if reason is None:
             return prepared, selection
@@ -100,7 +76,7 @@ class SelectionClient:
     async def _ask(
         self, pools: Pools, prepared: Prepared, outcome: Outcome, ticket: Ticket, request: SelectRequest
     ) -> tuple[Prepared, Selection | None]:
-        """The speculator's selection, or the fallback's if that failed or was late; None without one."""
+        """The speculator's selection; None if that failed or was late."""
         sent = time.perf_counter()
         try:
             selection = await self._from_pool(pools, outcome, request, prepared.prompt.answers)
@@ -113,14 +89,9 @@ class SelectionClient:
             late, down = isinstance(error, TimeoutError), isinstance(error, PoolDownError)
             outcome.reason = f"speculator-{'timeout' if late else 'down' if down else 'error'}"
             problem = f"no selection in {self._timeout_s:g} s" if late else error
-            fallback = await self._fallback.select(request)
-            if fallback is None:
-                effect = "runs dense" if prepared.prompt.answers else "fails"
-                logger.warning("request %s %s: %s", prepared.request_id, effect, problem)
-                return prepared, None
-            logger.warning("request %s is selected lexically: %s", prepared.request_id, problem)
-            selection = fallback
-            prepared = replace(prepared, options=prepared.options.model_copy(update={"selector": "lexical"}))
+            effect = "runs dense" if prepared.prompt.answers else "fails"
+            logger.warning("request %s %s: %s", prepared.request_id, effect, problem)
+            return prepared, None
         outcome.selected(selection, prepared.options, 1e3 * (time.perf_counter() - sent))
         forecast = self._forecaster.selected(prepared.forecast, selection, prepared.options)
         return replace(prepared, forecast=forecast), selection

@@ -53,9 +53,6 @@ class RouterConfig(BaseModel):
         allow_inf_nan=False,
         description="a longer selection is cancelled, and the prompt runs dense",
     )
-    on_speculator_failure: Literal["dense", "lexical"] = Field(
-        "dense", description="prompts whose selection fails or is late: dense, or selected lexically by the router"
-    )
     admission_timeout_s: float = Field(
         30.0, gt=0, allow_inf_nan=False, description="a request that waits longer for a target replica gets a 503"
     )
@@ -71,7 +68,7 @@ class RouterConfig(BaseModel):
         ge=0,
         allow_inf_nan=False,
         description="how long requests wait for a pool without a replica; after it they get at once what still works: "
-        "without the speculator as in on_speculator_failure, without the target a 503",
+        "without the speculator dense, without the target a 503",
     )
     affinity: bool = Field(
         True, description="requests with the same prefix prefer the same replicas, whose caches hold it"

@@ -45,10 +45,10 @@ def test_the_demo_pair_selects(client: httpx.Client) -> None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A lexical speculator pool, and no target."""
+    """A speculator pool, and no target."""
     settings = yaml.safe_load((ROOT / "examples" / "select-only.yaml").read_text())
     settings["speculator"] = {
-        "model": str(ROOT / "demo_models" / "speculator"), "engine": "lexical", "cpus_per_replica": 0.1
+        "model": str(ROOT / "demo_models" / "speculator"), "engine": "mock", "cpus_per_replica": 0.1
     }  # fmt: skip
     settings["selection"] = {"selector": "lexical", "keep_rate": 0.2}
     with serving(settings, tmp_path_factory.mktemp("alone")) as served:

@@ -89,7 +89,7 @@ def served(work: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     }
     settings = {
         "served_model_name": MODEL,
-        "speculator": {**pool, "engine": "lexical"},
+        "speculator": {**pool, "engine": "mock"},
         "target": {**pool, **target},
         "selection": {"selector": "lexical"},
         "decode": {"method": "none"},

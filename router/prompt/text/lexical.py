@@ -2,8 +2,8 @@
 
 The terms are the first STEM characters of lower-cased words, so "argued" finds "arguments". This
 needs no language. In scripts without spaces, and in
-Hangul, the terms are pairs of characters. English stop words ask for nothing. Formula and names of BM25 are those of
-`speculator_service.scoring.lexical`, which scores a prompt of token ids. Before the formula, a unit's counts and its
+Hangul, the terms are pairs of characters. English stop words ask for nothing. The formula is BM25 in Lucene's form
+(Kamphuis et al., "Which BM25 Do You Mean?", 2020, table 1). Before the formula, a unit's counts and its
 length are spread over the units around it (`kv_transfer.passages`).
 
 Also how far units are apart besides their tokens (`gaps_of`).

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from benchmarks.mock_engines.speculator import MockSpeculator
 from demo_models.documents import make_document
 from kv_transfer.messages import GenerateRequest, KeptPrompt, Selection, SelectRequest
 from kv_transfer.options import DecodeOptions
@@ -25,7 +26,6 @@ from router.options.settings import RouterConfig
 from router.pools.interface import unwatched
 from router.prompt.rendered import RenderedPrompt
 from skim_common.models.info import load_tokenizer
-from speculator_service.lexical_engine import LexicalSpeculator
 from speculator_service.service import SpeculatorService
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import engine_options
@@ -40,14 +40,14 @@ DEADLINE_S = 300.0
 
 
 class OnePool:
-    """The target of this process, and a selection by words."""
+    """The target of this process, and a selection by a mock."""
 
     speculator = None
     untrusted = False
 
     def __init__(self, engine: VllmTarget) -> None:
         self.engine, self.target = engine, engine.info
-        self.select_service = SpeculatorService(LexicalSpeculator(engine.info))
+        self.select_service = SpeculatorService(MockSpeculator(MODEL))
         self.generates: list[GenerateRequest] = []
 
     def replicas(self, pool: str) -> float:
@@ -80,7 +80,7 @@ def texts() -> tuple[list[int], list[list[int]]]:
 
 async def turn(dispatcher: Dispatcher, ids: list[int], name: str, **options: Any) -> SimpleNamespace:
     """The tokens of the answer, the mode, and what the target had cached."""
-    asked = {"min_prompt_tokens": 256, "selector": "lexical", "keep_rate": 0.1, **options}
+    asked = {"min_prompt_tokens": 256, "keep_rate": 0.1, **options}
     call = CallState(Request(PrefillOptions(**asked), DecodeOptions(method="none"), later_requests=2))
     prompt = Prompt(RenderedPrompt(np.array(ids, np.int32)), GREEDY, GREEDY["max_tokens"], cache_salt="session")
     outputs = [output async for output in dispatcher.run(name, prompt, call)]

@@ -22,14 +22,14 @@ def prompt(ids=IDS, *, text=None, offsets=None, chat=None, **fields):
     return Prompt(**{"rendered": rendered, "sampling": SAMPLING, "max_tokens": 4, **fields})
 
 
-async def run(pools, one_prompt, timeout_s=60.0, on_speculator_failure="dense", **options):
+async def run(pools, one_prompt, timeout_s=60.0, **options):
     """The outputs, the outcome, the dispatcher and the context of one prompt."""
     defaults, decode = PrefillOptions(), SpeculationOptions()
     dispatcher = Dispatcher(
         pools,
         defaults,
         decode,
-        RouterConfig(select_timeout_s=timeout_s, on_speculator_failure=on_speculator_failure),
+        RouterConfig(select_timeout_s=timeout_s),
         LocalMeter(),
     )
     context = CallState(

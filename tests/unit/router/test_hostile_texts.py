@@ -24,7 +24,6 @@ from router.prompt.token_cache import KnownTokens
 from router.vllm_front import body_errors
 from skim_common.errors import InvalidRequestError
 from skim_common.nesting import too_deep
-from speculator_service.scoring.lexical import lexical_importance
 from speculator_service.scoring.units import nested_ranks
 from speculator_service.translation.alignment import readable
 from tests.unit.kv_transfer.layouts import pairs
@@ -120,9 +119,6 @@ SCANS = {
     "depth": lambda text: too_deep(text.encode("utf-8", "surrogatepass") + b"[" * 200),
     "grammar": grammar,
     "special tokens": lambda text: KnownTokens(byte_level(), [(0, "<|im_end|>")])._digests(text, None),
-    "words": lambda text: lexical_importance(
-        np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.int32), [(0, len(text))], 32
-    ),
     "translation": readable,
     "number": whole_number,
 }
@@ -182,12 +178,7 @@ def many_ranges(size):
     return lambda: prompt_spans(size, options, None, "a" * size, offsets_of("a" * 4 * size) // 4)
 
 
-def many_terms(size):
-    ids = np.arange(size, dtype=np.int32)
-    return lambda: lexical_importance(ids, [(0, size // 4)], 32)
-
-
-@pytest.mark.parametrize("work", [many_spans, many_ranges, many_terms])
+@pytest.mark.parametrize("work", [many_spans, many_ranges])
 def test_many_parts(work):
     assert growth(lambda call: call(), work) < MOST
 

@@ -16,7 +16,6 @@ WAYS = [
     {"keep_rate": 0.1, "coverage": 0.01},
     {"keep_rate": "auto", "coverage": 0.01},
     {"keep_rate": "auto", "coverage": 0.01, "max_keep": 0.7},
-    {"keep_rate": 0.1, "selector": "lexical"},
 ]
 CUTS = ["text", "chunk", "token"]
 

@@ -1,6 +1,7 @@
 import asyncio
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -82,22 +83,20 @@ def asking(make_request, **options):
 
 @pytest.mark.parametrize("granularity", ["text", "chunk"])
 async def test_the_words_of_the_question_are_in_the_sum(make_request, granularity):
-    """With units of text by default, else if they have a weight. Without a known question, there are none."""
+    """With units of text. Without a known question, there are none."""
     scores = np.full(TEXT.size, 0.25, np.float32)
     scores[13:18] = 0.3
     asked = asking(make_request, granularity=granularity, chunk_size=5)
     asked = replace(relaid(asked, units=UNITS), return_importance=True)
+    words = np.array([start <= 11 < end for start, end in pairwise([*UNITS, TEXT.size])], np.float32)
+    asked = replace(asked, layout=replace(asked.layout, words=words))
     service = SpeculatorService(ScriptedEngine(scores.tolist()))
     plain = await service.select(asked)
     assert np.array_equal(plain.importance, scores)
     assert 11 not in plain.kept.positions
-    default = await service.select(relaid(asked, question=(24, 27)))
-    assert (11 in default.kept.positions) == (granularity == "text")
-    for weight, found in ((1.0, True), (0.0, False)):
-        options = asked.options.model_copy(update={"lexical_weight": weight})
-        summed = await service.select(relaid(replace(asked, options=options), question=(24, 27)))
-        assert (11 in summed.kept.positions) == found
-        assert np.array_equal(summed.importance, scores) == (not found)
+    summed = await service.select(relaid(asked, question=(24, 27)))
+    assert (11 in summed.kept.positions) == (granularity == "text")
+    assert np.array_equal(summed.importance, scores) == (granularity == "chunk")
 
 
 async def test_a_question_before_text_that_may_be_dropped_is_not_the_engines(make_request):

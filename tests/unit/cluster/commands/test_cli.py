@@ -190,14 +190,12 @@ def test_an_option_out_of_range(skim, prompt, name, value, allowed):
 def test_serve_options_out_of_range(skim):
     mistake(skim("serve", *PAIR, "--keep-rate", 2), "selection.keep_rate", "auto or a number > 0 and <= 1", "not 2")
     mistake(skim("serve", *PAIR, "--port", 70000), "router.port", "65535")
-    mistake(skim("serve", *PAIR, "--engine", "tensorrt"), "engine", "must be vllm, lexical, mock or a class")
+    mistake(skim("serve", *PAIR, "--engine", "tensorrt"), "engine", "must be vllm, mock or a class")
 
 
 def test_an_unknown_engine(skim, prompt):
     ran = skim("select", "--speculator", SPECULATOR, "--prompt-file", prompt, "--engine", "tensorrt")
-    mistake(
-        ran, "unknown speculator engine 'tensorrt'", "choose vllm, lexical, mock, or a class as package.module:Class"
-    )
+    mistake(ran, "unknown speculator engine 'tensorrt'", "choose vllm, mock, or a class as package.module:Class")
 
 
 @pytest.mark.parametrize(

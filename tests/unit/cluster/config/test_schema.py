@@ -127,15 +127,6 @@ def test_a_pool_that_scales_starts_within_its_bounds(write):
     assert replicas("replicas: 4, autoscaling: {min_replicas: 3, max_replicas: 5}") == 4
 
 
-def test_a_lexical_pool_serves_the_lexical_selector_only(write):
-    lexical = "speculator: {model: big, engine: lexical}\ntarget: {model: big}\n"
-    assert "speculator.engine lexical has no model: set selection.selector to lexical" in refusal(write(lexical), {})
-    config = load_config(write(lexical + "selection: {selector: lexical}\n"))
-    assert config.placed(on_gpus=True).speculator.gpus_per_replica == 0
-    wrong = "speculator: {model: small}\ntarget: {model: big, engine: lexical}\n"
-    assert "target.engine cannot be lexical" in refusal(write(wrong), {})
-
-
 def test_there_is_a_demo():
     assert load_config(EXAMPLES / "demo.yaml").served_model_name == "skim-demo"
 
@@ -208,7 +199,7 @@ def test_numbers_are_fine_as_environment_variables(write):
         (SMALLEST + "router: {select_timeout_s: .inf}", "router.select_timeout_s: should be a finite number"),
         ("target: {model: big, tensor_parallel: 0}\nspeculator: {model: s}", "target.tensor_parallel: should be gr"),
         ("target: {model: big, replicas: 0}\nspeculator: {model: s}", "target.replicas: should be greater than or"),
-        ("target: {model: big, engine: tgi}\nspeculator: {model: s}", "target.engine: must be vllm, lexical, mock"),
+        ("target: {model: big, engine: tgi}\nspeculator: {model: s}", "target.engine: must be vllm, mock"),
         (
             "target: {model: big, engine: transformers}\nspeculator: {model: s}",
             "target.engine: cannot be transformers: vLLM",

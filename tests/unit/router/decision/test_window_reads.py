@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.harness.virtual_time import run
 from benchmarks.mock_engines.speculator import MockSpeculator
-from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.windows import plan_of
 from router.decision.forecaster import Forecaster
 from router.decision.window_reads import WindowReads
@@ -80,17 +79,6 @@ def test_protected_tokens_are_in_no_window():
         forecaster.windows.measure(WindowReads(25, 512).read(size, 0), 0.1 * size, 0.0)
     forecast = forecaster.look(request.token_ids, None, READ, windows=WindowReads(25, 512, 8000))
     assert forecaster.work(forecast, READ, 0, selects=True).speculator_ms == pytest.approx(840, rel=0.05)
-
-
-def test_a_lexical_selection_in_their_place_teaches_nothing_of_windows():
-    forecaster, request = Forecaster(lambda: 0.0), asking()
-    forecast = looked(forecaster, request)
-    lexical = READ.model_copy(update={"selector": "lexical"})
-    selection = Selection(KeptPrompt.dense(request.token_ids[:100]), 0.9, timings={"speculate": 5.0})
-    for _ in range(3):
-        forecaster.selected(forecast, selection, lexical)
-    assert forecaster.windows.estimate(WindowReads(25, 512).read(1000, 0)) is None
-    assert looked(forecaster, request).read.tokens == 0
 
 
 def test_of_the_windows_of_a_prompt_one_reads_their_head():

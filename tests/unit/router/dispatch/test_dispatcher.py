@@ -176,26 +176,8 @@ async def test_a_late_selection_runs_dense_and_is_aborted():
     assert (pools.speculator_engine.aborted, pools.speculator_engine.running) == (1, 0)
 
 
-@pytest.mark.parametrize("late", [False, True])
-async def test_the_router_selects_lexically_where_the_operator_allows_it(late):
-    pools = LocalPools(speculator={"latency_ms": 600_000} if late else {})
-    pools.select_error = None if late else EngineUnavailableError("gone")
-    ids = [*IDS[:300], 950, 951, 952, *IDS[303:597], 950, 951, 952]
-    ran = await run(pools, prompt(ids), 0.02 if late else 60.0, "lexical", keep_rate=0.3, protected_spans=[[500, 600]])
-    reason = "speculator-timeout" if late else "speculator-error"
-    assert (ran.outcome.mode, ran.outcome.reason) == ("speculative", reason)
-    kept = pools.generates[0].prompt
-    assert {300, 301, 302} <= set(kept.positions.tolist())
-    assert kept.token_ids.size == ran.outcome.kept_tokens < 350
-    assert kept.session is None
-    assert dict(ran.context.headers())["x-skim-look-ahead"] == "0"
-    assert ran.dispatcher.selections.get("r") is not None
-
-
-async def test_a_lexical_request_may_be_longer_than_the_speculators_limit():
+async def test_a_prompt_over_the_speculators_limit_is_refused():
     pools = LocalPools(speculator={"max_model_len": 500})
-    ran = await run(pools, prompt(), selector="lexical")
-    assert (ran.outcome.mode, ran.outcome.reason) == ("speculative", "requested")
     with pytest.raises(InvalidRequestError, match="at most 500"):
         await run(pools, prompt())
 

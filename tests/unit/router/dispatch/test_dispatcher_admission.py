@@ -16,7 +16,6 @@ from router.dispatch.state import CallState
 from router.options.errors import HttpError
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
-from skim_common.errors import EngineUnavailableError
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.asgi_calls import caller, middleware
 from tests.unit.router.conftest import LocalPools, until
@@ -125,25 +124,6 @@ async def test_the_target_s_work_is_known_again_when_a_selection_fails():
     pools.select_error = None
     await collect(dispatcher, context())
     for pool in (dispatcher.admission._speculator, dispatcher.admission._target):
-        assert (pool.requests, pool.ahead_ms) == (0, 0.0)
-
-
-async def test_a_prompt_that_the_router_selects_itself_leaves_the_speculator():
-    """Otherwise its work would count there for ever, and a later prompt would wait for it or be refused."""
-    pools, meter = LocalPools(), LocalMeter()
-    pools.select_error = EngineUnavailableError("gone")
-    admission = Admission(meter)
-    dispatcher = Dispatcher(
-        pools,
-        DEFAULTS,
-        SpeculationOptions(),
-        RouterConfig(on_speculator_failure="lexical"),
-        meter,
-        admission=admission,
-    )
-    await collect(dispatcher, asked := context())
-    assert (asked.prompts[0].mode, asked.prompts[0].reason) == ("speculative", "speculator-error")
-    for pool in (admission._speculator, admission._target):
         assert (pool.requests, pool.ahead_ms) == (0, 0.0)
 
 

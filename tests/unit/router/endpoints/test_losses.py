@@ -165,11 +165,3 @@ async def test_what_loses_nothing_is_answered(client, pools, document, path, wis
 async def test_one_prompt_of_several_refuses_the_call(client, pools, document):
     body = {**asking("/v1/completions", document, False, REFUSE), "prompt": ["short", document.prompt]}
     assert (await client.post("/v1/completions", json=body)).status_code == 422
-
-
-async def test_a_lexical_fallback_is_lossy_too(client, pools, served, document, monkeypatch):
-    pools.select_error = TimeoutError()
-    fallback = served.dispatcher._selection._fallback
-    monkeypatch.setattr(fallback, "_enabled", True)
-    fallback._pools = pools
-    assert (await client.post(ENDPOINTS[0], json=asking(ENDPOINTS[0], document, False, REFUSE))).status_code == 422

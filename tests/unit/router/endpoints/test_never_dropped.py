@@ -72,10 +72,11 @@ def options_of(random, **fixed):
     wish = {
         "keep_rate": random.choice([0.02, 0.1, 0.3, "auto"]),
         "granularity": random.choice(["text", "text", "chunk", "token"]),
-        "selector": random.choice(["speculator", "speculator", "lexical"]),
         "protect_last": random.choice([1, 32]),
+        **fixed,
     }
-    return {**wish, **fixed}
+    selectors = ["speculator", "lexical"] if wish["granularity"] == "text" else ["speculator"]
+    return {"selector": random.choice(selectors), **wish}
 
 
 async def read_by_target(app, pools, path, body):

@@ -340,17 +340,6 @@ async def test_a_failing_speculator_is_one_clean_error(client, pools, failure, s
     assert error.headers.get("retry-after") == ("1" if status == 503 else None)
 
 
-async def test_the_lexical_fallback_selects(client, pools, served, monkeypatch):
-    pools.select_error = EngineUnavailableError("gone")
-    fallback = served.dispatcher._selection._fallback
-    monkeypatch.setattr(fallback, "_enabled", True)
-    fallback._pools = pools
-    question = " ".join(LINES[20].split()[3:9])
-    response = await select(client, question=f"Where is {question}?")
-    assert response.headers["x-skim-reason"] == "speculator-error"
-    assert f"21: {LINES[20]}" in response.json()["data"][0]["text"]
-
-
 async def test_nothing_is_selected_after_a_failed_start_probe(client, pools, monkeypatch):
     monkeypatch.setattr(pools, "untrusted", True)
     assert "start probe" in (await refused(client, PATH, BODY, 503)).message

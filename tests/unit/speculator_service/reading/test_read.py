@@ -202,7 +202,7 @@ async def test_a_prompt_with_much_that_may_be_dropped_keeps_less_by_default(demo
     changes = {"question": asked, "protected": spans, "units": np.arange(0, size, 12)}
     kept = {}
     for coverage in (None, LONG_COVERAGE, HEADS_COVERAGE):
-        options = SelectionOptions(coverage=coverage, min_keep=0.001, reuse="off")
+        options = SelectionOptions(coverage=coverage, min_keep=0.001, max_keep=1, reuse="off")
         selection = await SpeculatorService(engine).select(asking(token_ids=ids, options=options, **changes))
         kept[coverage] = selection.kept.token_ids.size
     assert kept[LONG_COVERAGE] < kept[HEADS_COVERAGE]
