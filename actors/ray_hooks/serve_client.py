@@ -1,14 +1,23 @@
 """Serve's client in this process."""
 
-from ray.serve.context import _disconnect
+from typing import Any
+
+from ray.serve.context import _disconnect, _get_global_client
 
 from skim_common.symbols import Hook
 
 HOOK = Hook(
-    what="a second Ray in one process",
-    how="Ray: `serve.context._disconnect` is called",
-    until="`ray.shutdown` drops Serve's client (`test_a_second_deployment_of_a_process_asks_its_own_serve`)",
-    symbols=(("ray.serve.context", "_disconnect", ""),),
+    what="Serve's client",
+    how="Ray: `serve.context._disconnect` is called; `http_config` of Serve's client is read",
+    until=(
+        "`ray.shutdown` drops Serve's client (`test_a_second_deployment_of_a_process_asks_its_own_serve`), and"
+        " `serve.start` raises an error for HTTP options that it ignores"
+    ),
+    symbols=(
+        ("ray.serve.context", "_disconnect", ""),
+        ("ray.serve.context", "_get_global_client", "raise_if_no_controller_running"),
+        ("ray.serve._private.client", "ServeControllerClient.http_config", ""),
+    ),
 )
 
 
@@ -20,3 +29,9 @@ def forget_earlier_serve() -> None:
     controller first.
     """
     _disconnect()
+
+
+def running_http_options() -> Any:
+    """The ray.serve.config.HTTPOptions of the Serve that runs in the connected Ray cluster; None if none does."""
+    client = _get_global_client(raise_if_no_controller_running=False)
+    return None if client is None else client.http_config

@@ -13,7 +13,7 @@ LIMIT_S = 20.0
 
 
 def run_status(address: str) -> bool:
-    """Print one line per part. Returns whether all parts are healthy. Raises SkimError if no deployment runs."""
+    """Print one line per part. Returns whether no part is down. Raises SkimError if no deployment runs."""
     join_ray(address)
     try:
         parts = running_parts(address)
@@ -21,7 +21,7 @@ def run_status(address: str) -> bool:
         ray.shutdown()
     for part in parts:
         print_line(part.line)
-    return all(part.healthy for part in parts)
+    return not any(part.reason for part in parts)
 
 
 def running_parts(address: str) -> list[PartStatus]:

@@ -1,6 +1,7 @@
 """The settings of one pool: its model and engine, the size of a replica, and the number of replicas."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -9,9 +10,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from cluster.config import vllm_options
 from cluster.config.paths import with_located_paths
 from kv_transfer.options import YAML_SWITCH
+from router.options.settings import Resources
+from skim_common.engine_options import from_json
 from skim_common.environment import unless_set
 from skim_common.models.source import located
 
+KV_CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 CPU_KV_CACHE_GIB = "4"
 OF_ONE_NODE = ("VLLM_HOST_IP", "CUDA_VISIBLE_DEVICES")
 """Environment variables that cannot be the same on several nodes of a replica."""
@@ -21,6 +25,13 @@ ENGINES = ("vllm", "mock")
 
 def _located(model: str, info: ValidationInfo) -> str:
     return located(model, (info.context or {}).get("folder", Path()))
+
+
+def kv_cache_gib(environment: Mapping[str, str]) -> int:
+    """GiB of the KV cache of an engine on CPU. Raises ValueError for what vLLM cannot read."""
+    if not (size := environment[KV_CACHE_SPACE]).isdecimal():
+        raise ValueError(f"{KV_CACHE_SPACE} must be a whole number of GiB, not {size}")
+    return int(size)
 
 
 class AutoscalingConfig(BaseModel):
@@ -100,7 +111,7 @@ class PoolConfig(BaseModel):
     accelerator_type: str | None = Field(
         None, min_length=1, description="Ray's name of the GPU type that a replica needs, such as H100 or L4; null: any"
     )
-    resources: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+    resources: Resources = Field(
         default_factory=dict, description="custom Ray resources that a replica takes, besides the one of its pool"
     )
     node_labels: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?$")]] = Field(
@@ -152,9 +163,17 @@ class PoolConfig(BaseModel):
     @field_validator("engine_options")
     @classmethod
     def _named_and_located(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """vLLM's own config files write dashes. A relative path starts at the config file's folder."""
-        options = {name.replace("-", "_"): value for name, value in options.items()}
+        """vLLM's own config files write dashes, and mappings as JSON. A relative path starts at the config file's
+        folder."""
+        options = {name.replace("-", "_"): from_json(value) for name, value in options.items()}
         return with_located_paths(options, (info.context or {}).get("folder", Path()))
+
+    @field_validator("env")
+    @classmethod
+    def _whole_gibs(cls, env: dict[str, str]) -> dict[str, str]:
+        if KV_CACHE_SPACE in env:
+            kv_cache_gib(env)
+        return env
 
     @model_validator(mode="after")
     def _options_that_are_taken(self) -> Self:
@@ -220,7 +239,7 @@ class PoolConfig(BaseModel):
     @property
     def environment(self) -> dict[str, str]:
         """`env`; on CPU with a limit of the KV cache, because vLLM alone would take nearly all memory."""
-        limit = unless_set({"VLLM_CPU_KVCACHE_SPACE": CPU_KV_CACHE_GIB})
+        limit = unless_set({KV_CACHE_SPACE: CPU_KV_CACHE_GIB})
         return self.env if self.gpus_per_replica else {**limit, **self.env}
 
 

@@ -1,10 +1,11 @@
 """Starts, changes and stops a deployment on Ray: `skim serve`, `skim demo` and `skim deploy`."""
 
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 import torch
@@ -17,11 +18,11 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, Loggi
 from actors.lifecycle.failed_starts import forget_failed_starts, last_failed_start
 from actors.ray_hooks.check import check_ray
 from actors.ray_hooks.loopback import ON_LOOPBACK, init_on_loopback, is_on_loopback
-from actors.ray_hooks.serve_client import forget_earlier_serve
+from actors.ray_hooks.serve_client import forget_earlier_serve, running_http_options
 from actors.ray_hooks.serve_logger import print_warnings_only
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_options
-from cluster.serve.endpoint import base_url, check_certificate, http_options
+from cluster.serve.endpoint import base_url, check_certificate, check_endpoint, http_options
 from cluster.serve.placement import ACCELERATOR, check_nodes, needed_resources, on_own_cores, taken_by_one
 from cluster.serve.preflight import (
     check_deployment,
@@ -38,6 +39,7 @@ from cluster.serve.status import failure_reason
 from skim_common.environment import unless_set, with_environment
 from skim_common.errors import SkimError
 
+T = TypeVar("T")
 Progress = Callable[[str], None]
 
 SHUTDOWN_LIMIT_S = 30.0
@@ -49,6 +51,8 @@ START_ADVICE = "see that the port, memory and disk are free, and start again"
 
 # Each status call costs CPU time, on the same cores on which the replicas start.
 _POLL_S = 1.0
+_REPLY_LIMIT_S = 20.0
+"""How long Serve may take to reply. Its controller is away for some seconds after it has died."""
 
 
 @contextmanager
@@ -64,10 +68,7 @@ def deployed(
     if address is None:
         check_one_node(config)
         check_port(config.router.host, config.router.port)
-        check_certificate(config.router)
-    config = with_pinned_models(config)
-    if notice := check_deployment(config):
-        progress(notice)
+    config = _checked(config, progress)
     with ExitStack() as stack:
         if address is None:
             fetch_weights(config, progress)
@@ -83,9 +84,7 @@ def deployed(
 
 def deploy(config: DeploymentConfig, address: str, *, progress: Progress = print) -> str:
     """Start `config` on the running Ray cluster at `address` and leave it running; the endpoint's base URL."""
-    config = with_pinned_models(config)
-    if notice := check_deployment(config):
-        progress(notice)
+    config = _checked(config, progress)
     join_ray(address)
     try:
         is_new = APP_NAME not in serve.status().applications
@@ -100,6 +99,15 @@ def deploy(config: DeploymentConfig, address: str, *, progress: Progress = print
         ray.shutdown()
 
 
+def _checked(config: DeploymentConfig, progress: Progress) -> DeploymentConfig:
+    """The deployment with its models pinned, after the checks that need no Ray. Raises SkimError."""
+    check_certificate(config.router, may_be_elsewhere=config.spans_machines)
+    config = with_pinned_models(config)
+    if notice := check_deployment(config):
+        progress(notice)
+    return config
+
+
 def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress = print) -> str:
     """Start `config` on the connected Ray cluster, or update the running deployment to it; the endpoint's base URL.
 
@@ -109,6 +117,7 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
     with told_in_one_sentence("the deployment did not start", START_ADVICE):
         config = config.placed(on_gpus=bool(ray.cluster_resources().get("GPU")))
         _check_resources(config)
+        check_endpoint(config.router, running_http_options())
         earlier = _messages(name)
         forget_failed_starts(name)
         serve.start(
@@ -127,9 +136,9 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
 def _start_ray(config: DeploymentConfig, switches: Mapping[str, str]) -> None:
     """Start a local Ray cluster. switches: environment variables of all its processes."""
     needed = needed_resources(config, at_most=True)
-    found_by_ray = ("CPU", "GPU", ACCELERATOR)
-    pools = {name: amount for name, amount in needed.items() if not name.startswith(found_by_ray)}
-    cpus = max(os.cpu_count() or 1, int(-(-needed["CPU"] // 1)))
+    cpus = max(os.cpu_count() or 1, math.ceil(needed.pop("CPU", 0)))
+    # Ray finds the GPUs itself.
+    pools = {name: amount for name, amount in needed.items() if name != "GPU" and not name.startswith(ACCELERATOR)}
     init_on_loopback(switches.items() >= ON_LOOPBACK.items())
     with with_environment(switches):
         options = {"address": "local", "num_cpus": cpus, "resources": pools, "include_dashboard": False}
@@ -205,19 +214,49 @@ def _messages(name: str) -> dict[str, str]:
 
 
 def _await_running(name: str, progress: Progress, earlier: Mapping[str, str]) -> None:
-    """Wait until all parts run. earlier: messages before this change. Raises SkimError if a start has failed since."""
+    """Wait until all parts run. earlier: messages before this change. Raises SkimError if a start has failed since.
+
+    A part that has become ready since the change has started: if it dies after that, Serve heals it. The same holds for
+    Serve's controller, which Ray starts again.
+    """
+    told: set[str] = set()
+    begun: set[str] = set()
     ready: set[str] = set()
     while True:
-        application = serve.status().applications[name]
-        for part, deployment in application.deployments.items():
-            if deployment.status == "HEALTHY" and part not in ready:
-                ready.add(part)
-                progress(f"{part} is ready")
-        if application.status == ApplicationStatus.RUNNING and _routers_are_ready(name):
-            return
-        if _has_failed(application, earlier):
-            raise SkimError(f"the deployment did not start: {_why_it_failed(application, earlier, name)}")
+        if (application := _while_ray_lives(lambda: _application(name))) is not None:
+            for part, deployment in application.deployments.items():
+                if deployment.status != "HEALTHY":
+                    begun.add(part)
+                    continue
+                if part in begun:
+                    ready.add(part)
+                if part not in told:
+                    told.add(part)
+                    progress(f"{part} is ready")
+            if application.status == ApplicationStatus.RUNNING and _while_ray_lives(lambda: _routers_are_ready(name)):
+                return
+            if _has_failed(application, earlier, ready):
+                raise SkimError(f"the deployment did not start: {_why_it_failed(application, earlier, name)}")
         time.sleep(_POLL_S)
+
+
+def _application(name: str) -> ApplicationStatusOverview:
+    if (application := serve.status().applications.get(name)) is None:
+        raise SkimError("the deployment has been deleted from its Ray cluster")
+    return application
+
+
+def _while_ray_lives(ask: Callable[[], T]) -> T | None:
+    """What Serve replies; None if it does not, while Ray still answers. Raises SkimError, and what `ask` raises if Ray
+    has ended."""
+    try:
+        return call_with_timeout(ask, _REPLY_LIMIT_S)
+    except SkimError:
+        raise
+    except Exception:
+        if not ray_answers():
+            raise
+        return None
 
 
 def _why_it_failed(application: ApplicationStatusOverview, earlier: Mapping[str, str], name: str) -> str:
@@ -245,18 +284,20 @@ def _news(application: ApplicationStatusOverview, earlier: Mapping[str, str]) ->
     return {part: message for part, message in said.items() if message and message != earlier.get(part)}
 
 
-def _has_failed(application: ApplicationStatusOverview, earlier: Mapping[str, str]) -> bool:
+def _has_failed(application: ApplicationStatusOverview, earlier: Mapping[str, str], ready: Collection[str]) -> bool:
     """Whether a start has failed. A replica that died after it was running is no failure: Serve replaces it.
 
-    Serve itself retries forever (`cluster.serve.app.MAX_STARTS`); its message reports the failed start.
+    ready: parts that have started. Serve itself retries forever (`cluster.serve.app.MAX_STARTS`); its message reports
+    the failed start.
     """
+    starting = {part: found for part, found in application.deployments.items() if part not in ready}
     news = _news(application, earlier)
-    if any(application.deployments[part].status != "HEALTHY" and FAILED_START in news[part] for part in news):
+    if any(found.status != "HEALTHY" and FAILED_START in news.get(part, "") for part, found in starting.items()):
         return True
     if application.status != ApplicationStatus.UNHEALTHY:
         return application.status == ApplicationStatus.DEPLOY_FAILED
-    sick = [part for part in application.deployments.values() if part.status == "UNHEALTHY"]
-    return not sick or any(part.status_trigger != "HEALTH_CHECK_FAILED" for part in sick)
+    sick = [part for part, found in application.deployments.items() if found.status == "UNHEALTHY"]
+    return not sick or any(starting[part].status_trigger != "HEALTH_CHECK_FAILED" for part in sick if part in starting)
 
 
 def _stop(name: str) -> None:

@@ -4,16 +4,15 @@ import random
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
-from cluster.config.pools import PoolConfig
+from cluster.config.pools import PoolConfig, kv_cache_gib
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.front_process import check_front, end_front_process
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.info import check_speculator, inspect_model, same_tokens
-from skim_common.models.source import is_hub_name, is_within_reach, local_folder, pinned
+from skim_common.models.source import is_hub_name, is_within_reach, local_folder, pinned, weight_bytes
 
 GIB = 2**30
 # Memory of one engine's processes without weights and KV cache, measured with the demo pair on CPU.
@@ -145,6 +144,8 @@ def _replica_bytes(pool: PoolConfig) -> int:
     """Bytes of weights, KV cache and processes; 0 for an engine without weights."""
     if pool.engine == "mock":
         return 0
-    weights = sum(file.stat().st_size for file in Path(local_folder(pool.model, weights=True)).glob("*.safetensors"))
-    kv_cache = float(pool.environment["VLLM_CPU_KVCACHE_SPACE"]) * GIB
-    return 2 * weights + int(kv_cache) + ENGINE_BASE_BYTES * pool.ranks
+    try:
+        kv_cache = kv_cache_gib(pool.environment) * GIB
+    except ValueError as error:
+        raise SkimError(f"the environment variable {error}") from None
+    return 2 * weight_bytes(local_folder(pool.model, weights=True)) + kv_cache + ENGINE_BASE_BYTES * pool.ranks

@@ -24,20 +24,18 @@ HOOK = Hook(
 ORDER = ("router", "speculator", "prefill", "target")
 NOT_PLACED = ("PENDING", "RESCHEDULING")
 SCALING = ("UPSCALING", "DOWNSCALING")
+"""With an `UPDATING` of which replicas run: what changes its size or its version, and is not down."""
 PROXY_ENDS = ("UNHEALTHY", "DRAINED")
 TRUST = "start_probe: off trusts the pool"
 
 
 class PartStatus(NamedTuple):
     """A pool, the router or a proxy. line: its state and, if it is not healthy, the reason. reason: empty if there is
-    nothing to repair: it is healthy, or changes its size. state, replicas: of the line; a proxy has none."""
+    nothing to repair: it is healthy, or changes its size or version while replicas run."""
 
     name: str
-    healthy: bool
     line: str
     reason: str = ""
-    state: str = ""
-    replicas: str = ""
 
 
 class Causes(NamedTuple):
@@ -85,7 +83,7 @@ def probe_parts(failed: Mapping[str, str]) -> list[PartStatus]:
     """The start probes that have failed, by pool (`failed_probes`): their pools run, but cannot be trusted."""
     names = {pool: f"{pool} start probe" for pool in failed}
     return [
-        PartStatus(names[pool], False, f"{names[pool]}: failed, so all prompts run dense ({TRUST}): {why}", why)
+        PartStatus(names[pool], f"{names[pool]}: failed, so all prompts run dense ({TRUST}): {why}", why)
         for pool, why in sorted(failed.items())
     ]
 
@@ -94,7 +92,7 @@ def _proxies(status: ServeStatus) -> list[PartStatus]:
     """The HTTP proxies that do not work, and no others: there is one on each node."""
     ends = [node for node, state in status.proxies.items() if state in PROXY_ENDS]
     reason = f"{len(ends)} of {len(status.proxies)} do not answer"
-    return [PartStatus("proxy", False, f"proxy: {reason}", reason)] if ends else []
+    return [PartStatus("proxy", f"proxy: {reason}", reason)] if ends else []
 
 
 def _part(name: str, part: DeploymentStatusOverview, causes: Causes) -> PartStatus:
@@ -105,16 +103,11 @@ def _part(name: str, part: DeploymentStatusOverview, causes: Causes) -> PartStat
     replicas = ", ".join([f"{running} running", *others])
     state = part.status.lower().replace("_", " ")
     if part.status == "HEALTHY":
-        return PartStatus(name, True, f"{name}: {state} ({replicas})", state=state, replicas=replicas)
+        return PartStatus(name, f"{name}: {state} ({replicas})")
     why = _why(name, part.message, causes)
-    return PartStatus(
-        name,
-        False,
-        f"{name}: {state} ({replicas}): {why or 'replicas are starting or ending'}",
-        why or ("" if part.status in SCALING else "replicas are starting or ending"),
-        state,
-        replicas,
-    )
+    changes = part.status in SCALING or (part.status == "UPDATING" and running)
+    told = why or "replicas are starting or ending"
+    return PartStatus(name, f"{name}: {state} ({replicas}): {told}", "" if changes and not why else told)
 
 
 def _why(name: str, message: str, causes: Causes) -> str:

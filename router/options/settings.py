@@ -17,6 +17,18 @@ File = Annotated[str, AfterValidator(_beside_the_config)]
 """An absolute path. A relative one starts at the config file's folder."""
 
 
+def _counted_by_ray(resources: dict[str, float]) -> dict[str, float]:
+    if own := [name for name in resources if name in ("CPU", "GPU", "memory", "object_store_memory")]:
+        raise ValueError(
+            f"{own[0]} is no custom resource, because Ray counts it itself: use the settings of CPUs and GPUs"
+        )
+    return resources
+
+
+Resources = Annotated[dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], AfterValidator(_counted_by_ray)]
+"""Custom Ray resources, by name."""
+
+
 class RouterConfig(BaseModel):
     """The HTTP endpoint, and when it uses the speculator."""
 
@@ -26,9 +38,7 @@ class RouterConfig(BaseModel):
     port: int = Field(8000, ge=1, le=65535)
     replicas: int = Field(1, ge=1)
     cpus: float = Field(1.0, ge=0, allow_inf_nan=False, description="CPU cores that Ray reserves per replica")
-    resources: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
-        default_factory=dict, description="custom Ray resources that a replica takes"
-    )
+    resources: Resources = Field(default_factory=dict, description="custom Ray resources that a replica takes")
     max_ongoing_requests: int = Field(
         256, ge=1, description="requests that one replica has at a time, running or waiting; more are refused (429)"
     )

@@ -60,11 +60,13 @@ def inspect_model(
     overrides: attributes in place of those of config.json, as vLLM's option `hf_overrides`.
     Raises ModelError if the folder holds no usable causal language model, or if max_model_len exceeds its positions.
     """
+    if not isinstance(overrides or {}, Mapping):
+        raise ModelError(f"model {path}: hf_overrides must be a mapping of fields of config.json, not {overrides!r}")
     folder = Path(local_folder(path, weights=False))
     raw = _read_config_file(folder)
     _refuse_caches_by_position(path, raw)
     config = _load_config(folder)
-    config.update(dict(overrides or {}))
+    _override(config, overrides or {})
     text = config.get_text_config()
     architecture = _causal_architecture(folder, raw)
     max_position = position_count(text)
@@ -89,6 +91,18 @@ def inspect_model(
         engine=engine,
         read_cost=read_cost(text),
     )
+
+
+def _override(config: Any, overrides: Mapping[str, Any], *, nested: bool = False) -> None:
+    """As vLLM's ModelConfig: a mapping changes the part of the config that it names; any other value replaces one."""
+    for name, value in overrides.items():
+        part = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
+        if isinstance(value, Mapping) and (hasattr(part, "to_dict") or (nested and isinstance(part, dict))):
+            _override(part, value, nested=True)
+        elif isinstance(config, dict):
+            config[name] = value
+        else:
+            setattr(config, name, value)
 
 
 def position_count(text: Any) -> int:

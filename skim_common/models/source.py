@@ -68,6 +68,12 @@ def local_folder(model: str, *, weights: bool) -> str:
     raise ModelError(f"model {model}: the repository has no weights, neither *.safetensors nor *.bin")
 
 
+def weight_bytes(folder: str) -> int:
+    """The size of the weights in a model's folder: safetensors, else PyTorch's pickle files."""
+    files = [*Path(folder).glob("*.safetensors")] or Path(folder).glob("*.bin")
+    return sum(file.stat().st_size for file in files)
+
+
 def pinned(model: str) -> str:
     """A hub name with its revision's commit, so that all machines read the same files; a folder as it is.
 

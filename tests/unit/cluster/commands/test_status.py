@@ -47,6 +47,17 @@ def test_a_pool_that_is_down_says_why(skim, served):
     )
 
 
+@pytest.mark.parametrize(
+    ("state", "running", "code"),
+    [("UPSCALING", 1, 0), ("DOWNSCALING", 0, 0), ("UPDATING", 1, 0), ("UPDATING", 0, 1), ("UNHEALTHY", 1, 1)],
+)
+def test_a_pool_that_changes_while_it_runs_is_not_down(skim, served, state, running, code):
+    put(served, target=part(state, {"RUNNING": running, "STARTING": 1}))
+    ran = skim("status")
+    assert ran.code == code
+    assert ran.out.startswith(f"target: {state.lower()} ({running} running, 1 starting)")
+
+
 def test_a_replica_that_waits_for_nodes(skim, served, monkeypatch):
     bundles = {0: {"CPU": 4.0, "GPU": 1.0, "target_pool": 0.1666}} | {
         index: {"GPU": 1.0, "target_pool": 0.1666} for index in range(1, 12)

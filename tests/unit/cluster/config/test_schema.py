@@ -266,6 +266,11 @@ def test_numbers_are_fine_as_environment_variables(write):
         ),
         ("target: {model: big, autoscaling: {min_replica: 3}}\nspeculator: {model: s}", "did you mean min_replicas?"),
         ("target: {model: big, resources: {a: 0}}\nspeculator: {model: s}", "target.resources.a: should be greater"),
+        ("target: {model: big, resources: {GPU: 1}}\nspeculator: {model: s}", "target.resources: GPU is no custom"),
+        (
+            "target: {model: big, env: {VLLM_CPU_KVCACHE_SPACE: 4GB}}\nspeculator: {model: s}",
+            "target.env: VLLM_CPU_KVCACHE_SPACE must be a whole number of GiB, not 4GB",
+        ),
         ("target: {model: big, node_labels: {a: '!b'}}\nspeculator: {model: s}", "target.node_labels.a: "),
         (SMALLEST + "kubernetes: {name: Skim}", "kubernetes.name: "),
         (SMALLEST + "kubernetes: {target: {memory: lots}}", "kubernetes.target.memory: "),

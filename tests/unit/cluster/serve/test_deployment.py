@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from ray._private import ray_constants
+from ray.exceptions import RayError
 from ray.serve._private.deployment_state import DeploymentState
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
@@ -21,7 +22,8 @@ from skim_common.environment import CORES
 from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
 
-CONFIG = load_config(MODELS.parent / "examples" / "demo.yaml")
+CONFIG_FILE = MODELS.parent / "examples" / "demo.yaml"
+CONFIG = load_config(CONFIG_FILE)
 
 
 @pytest.fixture
@@ -143,7 +145,9 @@ def seen(monkeypatch):
     seen = []
 
     def status():
-        application, speculator, trigger, *message = seen.pop(0)
+        if (state := seen.pop(0)) is None:
+            raise RayError("the controller is away")
+        application, speculator, trigger, *message = state
         parts = {"speculator": (speculator, trigger), "target": ("HEALTHY", "CONFIG_UPDATE_COMPLETED")}
         overview = {name: DeploymentStatusOverview(*states, {}, "") for name, states in parts.items()}
         overview["speculator"].message = "".join(message)
@@ -161,6 +165,24 @@ def test_a_deploy_waits_for_the_replica_that_takes_a_dead_ones_place(seen):
     deployment._await_running(APP_NAME, told.append, {})
     assert told == ["target is ready", "speculator is ready"]
     assert seen == []
+
+
+def test_what_has_started_may_die_before_all_is_ready(seen, monkeypatch):
+    """Serve and Ray start the rest again: a part that was ready, and Serve's controller."""
+    begun = ("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED")
+    ready = ("DEPLOYING", "HEALTHY", "CONFIG_UPDATE_COMPLETED")
+    died = ("UNHEALTHY", "UNHEALTHY", "REPLICA_STARTUP_FAILED", failed_start(7, "no memory"))
+    monkeypatch.setattr(deployment, "ray_answers", lambda: True)
+    seen += [begun, ready, died, None, ("RUNNING", "HEALTHY", "UNSPECIFIED")]
+    deployment._await_running(APP_NAME, lambda line: None, {})
+    assert seen == []
+    monkeypatch.setattr(deployment, "ray_answers", lambda: False)
+    seen += [begun, ready, None]
+    with pytest.raises(RayError):
+        deployment._await_running(APP_NAME, print, {})
+    seen.append(begun)
+    with pytest.raises(SkimError, match="the deployment has been deleted from its Ray cluster"):
+        deployment._await_running("another", print, {})
 
 
 @pytest.mark.parametrize(
@@ -340,3 +362,16 @@ def test_a_second_deployment_of_a_process_asks_its_own_serve(monkeypatch):
     assert context._cached_client_from_current_session(), "the control: Serve would ask the dead controller"
     deployment._init_ray("start Ray", "start again")
     assert not context._cached_client_from_current_session()
+
+
+@pytest.mark.parametrize(("cpus", "asked"), [(0, 0), (64.5, 65)])
+def test_a_ray_of_this_machine_alone_offers_what_is_asked_for(monkeypatch, cpus, asked):
+    """Ray finds the GPUs itself, not what is only called so."""
+    offered = {}
+    monkeypatch.setattr(deployment.ray, "init", lambda **options: offered.update(options))
+    monkeypatch.setattr(deployment, "init_on_loopback", lambda alone: None)
+    none = {"router.cpus": cpus, "speculator.cpus_per_replica": 0, "target.cpus_per_replica": 0}
+    config = config_from_flags(CONFIG_FILE, {**none, "speculator.resources": {"GPU_fast": 1, "CPU_rack": 2}})
+    deployment._start_ray(config.placed(on_gpus=True), {})
+    assert offered["num_cpus"] == max(os.cpu_count(), asked)
+    assert offered["resources"] == {"GPU_fast": 1, "CPU_rack": 2, "speculator_pool": 1, "target_pool": 1}

@@ -7,7 +7,7 @@ from cryptography import x509
 from ray.serve.config import HTTPOptions
 
 from cluster.config.load import config_from_flags
-from cluster.serve.endpoint import base_url, check_certificate, http_options
+from cluster.serve.endpoint import base_url, check_certificate, check_endpoint, http_options
 from skim_common.errors import SkimError
 from tests.reference.certificates import self_signed
 from tests.unit.conftest import MODELS
@@ -43,6 +43,7 @@ def test_without_a_certificate_it_is_http():
 def test_a_relative_file_is_beside_the_config():
     secured = router({"router.tls_cert": "c.pem", "router.tls_key": "k.pem"})
     assert secured.tls_cert == str(DEMO.parent / "c.pem")
+    check_certificate(secured, may_be_elsewhere=True)
     with pytest.raises(SkimError, match="cannot be read: No such file") as raised:
         check_certificate(secured)
     assert str(DEMO.parent) not in str(raised.value)
@@ -57,3 +58,19 @@ def test_two_files_that_are_no_pair_are_refused(files, tmp_path):
 def test_one_of_two_files_is_refused(files):
     with pytest.raises(SkimError, match="tls_cert and tls_key must be set together"):
         router({"router.tls_cert": files["router.tls_cert"]})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"router.port": 8001}, r"router\.port is 8001, but Serve on this Ray cluster was started with 8000, and"),
+        ({"router.host": "0.0.0.0"}, r"router\.host is 0\.0\.0\.0, but Serve .* started with 127\.0\.0\.1, and"),
+        ("tls", r"router\.tls_cert is \S+, but Serve .* was started with None"),
+    ],
+)
+def test_a_running_serve_keeps_its_endpoint(files, change, told):
+    """Ray ignores other HTTP options of `serve.start` then, with a warning that nobody sees."""
+    check_endpoint(router({}), None)
+    check_endpoint(router({}), HTTPOptions(**http_options(router({}))))
+    with pytest.raises(SkimError, match=told):
+        check_endpoint(router(files if change == "tls" else change), HTTPOptions(host="127.0.0.1", port=8000))

@@ -1,5 +1,6 @@
 """The checks before a deployment starts, and the resources that it needs from a Ray cluster."""
 
+import json
 import shutil
 import socket
 from pathlib import Path
@@ -55,8 +56,10 @@ def test_a_limit_past_the_models_positions():
     with pytest.raises(ModelError, match="max_model_len must be from 1 to 32768"):
         check_models(deployment(target={"engine_options": {"max_model_len": 40000}}))
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32768, "rope_theta": 10000.0}
-    longer = {"max_model_len": 40000, "hf_overrides": {"rope_parameters": yarn}}
-    check_models(deployment(target={"engine_options": longer}))
+    for overrides in ({"rope_parameters": yarn}, json.dumps({"rope_parameters": yarn})):
+        check_models(deployment(target={"engine_options": {"max_model_len": 40000, "hf_overrides": overrides}}))
+    with pytest.raises(ModelError, match=r"hf_overrides must be a mapping of fields of config\.json, not 5"):
+        check_models(deployment(target={"engine_options": {"hf_overrides": 5}}))
 
 
 def test_a_speculator_whose_attention_cannot_be_scored(tmp_path):
@@ -142,6 +145,9 @@ def test_memory(monkeypatch, pools, free, fits):
     vLLM's variable is taken from the environment, as by `vllm serve`."""
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     assert deployment().target.environment == {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4GB")
+    with pytest.raises(SkimError, match="variable VLLM_CPU_KVCACHE_SPACE must be a whole number of GiB, not 4GB"):
+        check_memory(deployment())
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=int(free * GIB)))
     if fits:

@@ -11,10 +11,10 @@ from cluster.serve.ray_liveness import call_with_timeout
 from cluster.serve.status import PartStatus
 from cluster.serve.watch import RayGoneError
 
-FINE = [PartStatus("router", True, "router: healthy"), PartStatus("target", True, "target: healthy")]
-DEAD = [FINE[0], PartStatus("target", False, "target: unhealthy: a replica died", "a replica died")]
-FAILS = [FINE[0], PartStatus("target", False, "target: unhealthy: no model", "no model")]
-GROWS = [FINE[0], PartStatus("target", False, "target: upscaling (1 running, 1 starting)")]
+FINE = [PartStatus("router", "router: healthy"), PartStatus("target", "target: healthy")]
+DEAD = [FINE[0], PartStatus("target", "target: unhealthy: a replica died", "a replica died")]
+FAILS = [FINE[0], PartStatus("target", "target: unhealthy: no model", "no model")]
+GROWS = [FINE[0], PartStatus("target", "target: upscaling (1 running, 1 starting)")]
 
 
 @pytest.fixture

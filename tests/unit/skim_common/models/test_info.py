@@ -6,9 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import PretrainedConfig
 
 from skim_common.errors import ModelError
-from skim_common.models.info import check_pair, check_speculator, inspect_model, speculator_window
+from skim_common.models.info import (
+    _override,
+    check_pair,
+    check_speculator,
+    inspect_model,
+    position_count,
+    speculator_window,
+)
 
 DEMO = Path(__file__).parents[4] / "demo_models"
 LLAMA = {
@@ -277,3 +285,13 @@ def test_a_window_of_some_layers_does_not_limit_the_length(folder):
     for model_type in ("gemma2", "gemma3_text", "gpt_oss", "llama"):
         (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
         assert speculator_window(str(folder)) is None
+
+
+def test_overrides_change_parts_of_a_config_as_in_vllm():
+    text = PretrainedConfig(max_position_embeddings=64, rope_parameters={"rope_type": "linear", "factor": 2.0})
+    config = PretrainedConfig(text_config=text, rope_parameters={"factor": 1.0})
+    overrides = {"text_config": {"max_position_embeddings": 128, "rope_parameters": {"factor": 4.0}}}
+    _override(config, overrides | {"rope_parameters": {"rope_theta": 5.0}, "eos_token_id": 7})
+    assert config.text_config is text
+    assert position_count(text) == 512
+    assert (config.rope_parameters, config.eos_token_id) == ({"rope_theta": 5.0}, 7)
