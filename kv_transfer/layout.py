@@ -116,11 +116,10 @@ class TextLayout:
     def labels_of(self, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """The labels that name the kept units, and the labels of these, bool [U]. kept: bool [U]. `headings` must be
         known."""
-        found, has_label = np.zeros(kept.size, bool), self.headings != np.arange(kept.size)
-        new = np.unique(self.headings[kept & has_label])
-        while (new := new[~found[new]]).size:
-            found[new] = True
-            new = np.unique(self.headings[new[has_label[new]]])
+        headings, wanted, found = self.headings.tolist(), kept.tolist(), np.zeros(kept.size, bool)
+        for unit in np.flatnonzero(self.headings != np.arange(kept.size))[::-1].tolist():
+            if wanted[unit]:  # a label stands before what it names
+                wanted[headings[unit]] = found[headings[unit]] = True
         return found
 
     @property

@@ -1,6 +1,5 @@
 """The scores of a request: the speculator's attention, the words shared with the question (BM25), or their sum."""
 
-import asyncio
 import time
 from dataclasses import replace
 
@@ -8,6 +7,7 @@ import torch
 
 from kv_transfer.messages import SelectRequest
 from skim_common.errors import InvalidRequestError, SkimError
+from speculator_service.apart import apart
 from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.reading.again import read_again
 from speculator_service.reading.read import read_in_windows, reads_in_windows
@@ -66,9 +66,9 @@ async def _by_passages(engine: SpeculatorEngine, request: SelectRequest, scores:
         Masses(scores.importance.to("cpu", torch.float32).numpy(), request.droppable),
         request.options.bm25_weight,
     )
-    found = await asyncio.to_thread(passage_importance, first, request.layout, weight)
+    found = await apart(request.size, passage_importance, first, request.layout, weight)
     timings, began = dict(scores.timings), time.perf_counter()
     if reads_in_windows(engine, request) and (again := await read_again(engine, request, found)) is not None:
-        found = await asyncio.to_thread(passage_importance, first, request.layout, weight, again)
+        found = await apart(request.size, passage_importance, first, request.layout, weight, again)
         timings["speculate"] = timings.get("speculate", 0.0) + 1e3 * (time.perf_counter() - began)
     return replace(scores, importance=torch.from_numpy(found), timings=timings)

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from kv_transfer.options import AUTO
 from kv_transfer.spans import mask_of
 from kv_transfer.windows import decided
 from skim_common.models.info import ModelInfo
+from speculator_service.apart import apart
 from speculator_service.engine import Scores, SpeculatorEngine
 from speculator_service.reading.read import reads_in_windows
 from speculator_service.records import MAX_TOKENS, Record, RecordMatch, Records
@@ -120,11 +120,7 @@ class SpeculatorService:
         """context: by `draft_context`."""
         scores = await scores_of(self.engine, request, keep_session=context == "full")
         start = time.perf_counter()
-        if request.options.selector == "lexical":  # a router that falls back to it serves others at the same time
-            fresh = await asyncio.to_thread(_fresh_selection, request, scores)
-        else:
-            fresh = _fresh_selection(request, scores)
-        kept, share = self._choose(request, scores, *fresh)
+        kept, share = await self._choose(request, scores)
         prompt = KeptPrompt(
             token_ids=request.token_ids[kept.positions],
             positions=kept.positions,
@@ -145,41 +141,31 @@ class SpeculatorService:
             unit_means(importance, starts).astype(np.float32),
         )
 
-    def _choose(
-        self, request: SelectRequest, scores: Scores, fresh: Int32Array, share: float
-    ) -> tuple[Extended, float]:
-        """What is kept, and its share of the importance. Reads and writes the records, without waiting.
-
-        fresh, share: `_fresh_selection`.
-        """
+    async def _choose(self, request: SelectRequest, scores: Scores) -> tuple[Extended, float]:
+        """What is kept, and its share of the importance. Reads and writes the records."""
+        fresh, share = await apart(request.size, _fresh_selection, request, scores)
         if request.options.reuse != "on":
             return Extended(fresh, 0), share
-        found = self._find(request, scores)
-        options = request.options.covering(int(request.droppable.sum()))
-        importance = scores.importance.to("cpu", torch.float32).numpy()
-        prompt = Prompt(importance, fresh, options, request.layout)
-        remember = partial(
-            self.records.add,
+        found, replaced, kept = self._find(request, scores), None, Extended(fresh, 0)
+        if found is not None:
+            record = found.record
+            if _answers(record, request):
+                kept = Extended(record.positions, record.positions.size)
+            else:
+                kept = await apart(request.size, _extended, request, scores, fresh, found)
+            whole = found.common == record.token_ids.size and kept.reused == record.positions.size
+            replaced = record if whole else None
+            share = coverage(scores.importance, torch.from_numpy(kept.positions).long())
+            self._count(kept)
+        self.records.add(
             request.token_ids,
-            options=request.options,
-            salt=request.cache_salt,
+            kept.positions,
+            request.options,
+            request.cache_salt,
             regions=_regions(request),
+            replaces=replaced,
         )
-        if found is None:
-            remember(fresh)
-            return Extended(fresh, 0), share
-        record = found.record
-        if _answers(record, request):
-            kept = Extended(record.positions, record.positions.size)
-        else:
-            kept = extend(prompt, KnownPrefix(record.positions, record.token_ids.size, found.common))
-            if kept.positions.size < fresh.size and not _keeps_enough(request, scores, kept.positions):
-                kept = Extended(fresh, 0, compacted=True)
-        whole = found.common == record.token_ids.size and kept.reused == record.positions.size
-        replaced = record if whole else None
-        remember(kept.positions, replaces=replaced)
-        self._count(kept)
-        return kept, coverage(scores.importance, torch.from_numpy(kept.positions).long())
+        return kept, share
 
     def _find(self, request: SelectRequest, scores: Scores) -> RecordMatch | None:
         """The record that this prompt extends. One whose prefix the engine's cache lost is dropped."""
@@ -217,6 +203,17 @@ def _fresh_selection(request: SelectRequest, scores: Scores) -> tuple[Int32Array
         if least.numel() > chosen.numel():
             chosen, share = least, of_least
     return chosen.numpy().astype(np.int32), share
+
+
+def _extended(request: SelectRequest, scores: Scores, fresh: Int32Array, found: RecordMatch) -> Extended:
+    """What is kept of a prompt that extends a record. fresh: as of `_fresh_selection`."""
+    options = request.options.covering(int(request.droppable.sum()))
+    importance, record = scores.importance.to("cpu", torch.float32).numpy(), found.record
+    prompt = Prompt(importance, fresh, options, request.layout)
+    kept = extend(prompt, KnownPrefix(record.positions, record.token_ids.size, found.common))
+    if kept.positions.size < fresh.size and not _keeps_enough(request, scores, kept.positions):
+        return Extended(fresh, 0, compacted=True)
+    return kept
 
 
 def _keeps_enough(request: SelectRequest, scores: Scores, positions: Int32Array) -> bool:

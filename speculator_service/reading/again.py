@@ -5,7 +5,6 @@ the best units of all windows before one question, in the order of the text, wit
 scores then compete in one softmax. `scoring.passages` ranks by both reads.
 """
 
-import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from kv_transfer.arrays import Float32Array, Int32Array, no_pairs, no_scores
 from kv_transfer.messages import SelectRequest
 from kv_transfer.windows import plan_of
+from speculator_service.apart import apart
 from speculator_service.engine import SpeculatorEngine
 from speculator_service.reading.read import read_texts
 from speculator_service.scoring.passages import Masses
@@ -35,7 +35,7 @@ async def read_again(engine: SpeculatorEngine, request: SelectRequest, importanc
     request: one that was read in windows. importance: by passages (`scoring.passages`), float32 [M].
     Raises as `SpeculatorEngine.score`.
     """
-    chosen = await asyncio.to_thread(best_tokens, request, importance, tokens_again(request, engine))
+    chosen = await apart(request.size, best_tokens, request, importance, tokens_again(request, engine))
     if not chosen.size:
         return None
     [scores] = await read_texts(engine, request, {".again": request.token_ids[chosen]})

@@ -19,6 +19,7 @@ import torch
 from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import SelectRequest
 from kv_transfer.windows import QUESTION_SHARE, asks_for_windows, plan_of, shares
+from speculator_service.apart import apart
 from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.reading.plan import windows_of
 
@@ -36,7 +37,8 @@ async def read_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> S
     """
     began, plan = time.perf_counter(), plan_of(request)
     assert plan is not None
-    windows = windows_of(request.token_ids, plan, request.layout.unit_starts(request.size, request.options))
+    starts = request.layout.unit_starts(request.size, request.options)
+    windows = await apart(request.size, windows_of, request.token_ids, plan, starts)
     texts = {f".window{start}": request.token_ids[start:end] for start, end in windows}
     read = await read_texts(engine, request, texts)
     importance = np.zeros(request.size, np.float32)

@@ -1,5 +1,6 @@
 import asyncio
 import math
+import threading
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,10 +16,13 @@ from kv_transfer.windows import decided
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo
 from speculator_service import service as service_module
+from speculator_service.apart import INLINE_TOKENS
 from speculator_service.engine import Scores
+from speculator_service.reading import read as read_module
 from speculator_service.scoring.extension import extend
 from speculator_service.service import SpeculatorService
 from tests.unit.kv_transfer.layouts import layout_of, relaid
+from tests.unit.speculator_service.reading.asking import asking as in_windows
 
 INFO = ModelInfo("m", "LlamaForCausalLM", 1024, "f", max_model_len=50, max_position=50, engine="script")
 
@@ -403,3 +407,21 @@ async def test_no_window_is_longer_than_what_the_speculator_reads(demo_speculato
         assert max(sizes) <= 2000
         windows.append(decided(request, engine.info).options.window_tokens)
     assert windows[0] == windows[1], "a longer question leaves the windows of the text as they are"
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+async def test_the_event_loop_goes_on_beside_the_selection_of_a_long_prompt(demo_speculator, monkeypatch, is_long):
+    """Of a first turn and of a later one, in windows."""
+    inside = dict[str, bool]()
+    for module, name in ((service_module, "select"), (service_module, "extend"), (read_module, "windows_of")):
+        made = getattr(module, name)
+
+        def noted(*args, name=name, made=made):
+            inside[name] = threading.current_thread() is threading.main_thread()
+            return made(*args)
+
+        monkeypatch.setattr(module, name, noted)
+    service, size = SpeculatorService(MockSpeculator(demo_speculator, head_profile=True)), 2 * INLINE_TOKENS
+    for tokens in (size - 100, size) if is_long else (2000, 2100):
+        await service.select(in_windows(tokens))
+    assert inside == dict.fromkeys(["select", "extend", "windows_of"], not is_long)
