@@ -74,7 +74,8 @@ class KeyUse:
         return min(max(1, math.ceil(left_s / self._ongoing)), MOST_WAIT_S)
 
     def spend(self, prompt_tokens: int, *, first: bool) -> None:
-        """Take the tokens of a prompt. first: of its request; only that one is refused, with LimitReachedError."""
+        """Take the tokens of a prompt. first: of what is computed for its request; only that one is refused, with
+        LimitReachedError."""
         if first:
             self._check_tokens()
         if self._key.prompt_tokens_per_minute is not None:  # else nothing fills it again

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from actors.observability.meter import Meter
+from kv_transfer.limits.speculator import check_length as check_speculator_length
 from kv_transfer.limits.target import check_length as check_target_length
 from kv_transfer.limits.target import check_sampling, first_logprobs
 from kv_transfer.messages import GenerateOutput, KeptPrompt, Selection
@@ -29,7 +30,7 @@ from router.dispatch.metrics import (
 )
 from router.dispatch.preparation import Preparation
 from router.dispatch.request import Prepared, Prompt
-from router.dispatch.selection import SelectionClient
+from router.dispatch.selection import OR_LEXICAL, SelectionClient
 from router.dispatch.state import CallState, Outcome
 from router.dispatch.token_budget import TokenBudget
 from router.dispatch.tracing import note_tokenized
@@ -119,8 +120,10 @@ class Dispatcher:
         outcome, decision = call.begin(prompt), Decision(True, "selection-only")
         try:
             self._begin(request_id, outcome)
-            prepared = self._preparation.prepare(self.pools, request_id, prompt, call.request)
-            self._refuse_selection(prepared.ruled)
+            self._refuse_selection(prompt, call.request.options)
+            prepared = await self._preparation.prepare(self.pools, request_id, prompt, call.request)
+            if prepared.ruled.reason == "no-task":
+                raise InvalidRequestError("the messages have no question, which these options need; end them with one")
             if budget is not None:
                 prepared = replace(prepared, options=budget.limit(prepared.options, prepared.layout))
             outcome.decided(prepared, decision)
@@ -134,20 +137,25 @@ class Dispatcher:
             if budget is not None:
                 selection = outcome.selection = budget.trim(selection, prepared.options, prepared.layout)
             self._explain(prepared, outcome, selection)
+            outcome.messages = list  # else a call of many texts would hold the tokens' places of all
             record_decision(self.meter, outcome)
             return prepared, selection
         except (RefusedError, InvalidRequestError, EngineUnavailableError):
             outcome.give_back()
             raise
 
-    def _refuse_selection(self, ruled: Decision) -> None:
-        """Raise SkimError where a selection would say nothing."""
+    def _refuse_selection(self, prompt: Prompt, options: PrefillOptions) -> None:
+        """Raise SkimError where nothing can be selected, before anything is looked for in the prompt."""
         if self.pools.untrusted:
             raise EngineUnavailableError(
                 "a replica has failed its start probe, so nothing is selected; try again later"
             )
-        if ruled.reason == "no-task":
-            raise InvalidRequestError("the messages have no question, which these options need; end them with one")
+        speculator = self.pools.speculator
+        if speculator is None or options.selector == "lexical":
+            return
+        if options.read == "whole" or not speculator.has_head_profile:
+            ahead = options.for_prompt(windows=False).tokens_ahead
+            check_speculator_length(prompt.rendered.size, ahead, speculator, OR_LEXICAL)
 
     async def _answer(self, request_id: str, prompt: Prompt, call: CallState) -> AsyncGenerator[GenerateOutput, None]:
         """The way of a prompt: prepare, decide, admit, select, generate, record."""
@@ -156,7 +164,7 @@ class Dispatcher:
         try:
             self._begin(request_id, outcome)
             self._refuse(prompt, outcome)
-            whole = self._preparation.prepare(self.pools, request_id, prompt, call.request)
+            whole = await self._preparation.prepare(self.pools, request_id, prompt, call.request)
             self.catch_ups.arrived(whole)
             decision = self._decide(whole, outcome)
             call.release_intake()

@@ -7,6 +7,7 @@ from router.decision.forecaster import Forecaster
 from router.decision.guard import Advice, Guard
 from router.decision.rules import Decision, RequestTraits, decide
 from router.decision.window_reads import WindowReads
+from router.dispatch.apart import apart
 from router.dispatch.metrics import record_speeds
 from router.dispatch.request import Prepared, Prompt, Request
 from router.pools.interface import Pools
@@ -21,10 +22,10 @@ class Preparation:
         self._forecaster, self._guard, self._meter = forecaster, guard, meter
         self._keys = PrefixKeys() if keys else None
 
-    def prepare(self, pools: Pools, request_id: str, prompt: Prompt, request: Request) -> Prepared:
+    async def prepare(self, pools: Pools, request_id: str, prompt: Prompt, request: Request) -> Prepared:
         """The guard advises only where the prompt does not run dense anyway."""
         rendered = prompt.rendered
-        spans = rendered.spans(request.options)
+        spans = await apart(len(rendered.text or ""), rendered.spans, request.options)
         layout, ruled = spans.layout, _rule(pools, prompt, request, spans)
         advice = Advice(request.options, acts=False)
         if ruled.speculative:

@@ -13,6 +13,7 @@ from router.admission.controller import Admission
 from router.admission.ticket import Ticket
 from router.decision.forecaster import Forecaster
 from router.decision.guard import Guard
+from router.dispatch.apart import apart
 from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome
 from router.dispatch.tracing import SELECT
@@ -23,11 +24,8 @@ from skim_common.errors import DeadlineError, InvalidRequestError, SkimError
 
 logger = logging.getLogger(__name__)
 
-INLINE_CHARS = 16384
-"""The units of a longer text are found in a thread: those of 131,072 tokens take .2 s."""
-
 _OR_DENSE = 'shorten the prompt or send "speculative_prefill": false'
-_OR_LEXICAL = 'shorten the text or send "speculative_prefill": {"selector": "lexical"}'
+OR_LEXICAL = 'shorten the text or send "speculative_prefill": {"selector": "lexical"}'
 
 
 class SelectionClient:
@@ -51,12 +49,13 @@ class SelectionClient:
         speculator cannot read the prompt or its scores are flat. Raises SkimError.
 
         Also the prompt as it was selected from: with units, and with the options that were used."""
-        options, is_long = prepared.options, len(prepared.prompt.rendered.text or "") > INLINE_CHARS
-        prepared = await asyncio.to_thread(prepared.with_units) if is_long else prepared.with_units()
+        options, deadline = prepared.options, outcome.call.request.deadline
         try:
-            request = _request(prepared, outcome.call.request.deadline.left_ms)
             if (speculator := pools.speculator) is not None:
-                check_readable(request, speculator, _OR_DENSE if prepared.prompt.answers else _OR_LEXICAL)
+                advice = _OR_DENSE if prepared.prompt.answers else OR_LEXICAL
+                check_readable(_request(prepared, None), speculator, advice)
+            prepared = await apart(len(prepared.prompt.rendered.text or ""), prepared.with_units)
+            request = _request(prepared, deadline.left_ms)
             prepared, selection = await self._ask(pools, prepared, outcome, ticket, request)
         except InvalidRequestError:
             if options.enabled != AUTO:

@@ -164,14 +164,15 @@ class CallState:
     def begin(self, prompt: Prompt) -> Outcome:
         """The outcome of one more prompt. A beam search runs its prompt many times; only the first run is reported.
 
-        Raises LimitReachedError if the call's key has no tokens left.
+        Raises LimitReachedError if the call's key has no tokens left. Prompts that get no answer are made one after the
+        other, so each of them can still be refused.
         """
         request = self.request
         outcome = Outcome(self, prompt.rendered.size, request.options.tokens_ahead)
         outcome.timings["tokenize"] = 1e3 * (time.perf_counter() - request.arrived)
         if not (request.beam_search and self.prompts):
             if request.caller is not None:
-                request.caller.use.spend(outcome.prompt_tokens, first=not self.prompts)
+                request.caller.use.spend(outcome.prompt_tokens, first=not (self.prompts and prompt.answers))
                 outcome.spent_tokens = outcome.prompt_tokens
             self.prompts.append(outcome)
             self.admission.clear()

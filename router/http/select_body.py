@@ -1,6 +1,7 @@
 """The body of `POST /v1/select`: what a client asks to be selected from, and the options that act there."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -8,11 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kv_transfer.options import ALWAYS
 from router.dispatch.request import Request
-from router.options.errors import InvalidOptionError
+from router.options.errors import InvalidOptionError, RefusedError
 from router.options.policies import PolicyOptions
 from router.options.request import DECODE, PREFILL, PrefillOptions, clipped
 from router.prompt.contents import changed
-from router.prompt.keep_fields import messages_with_keeps
+from router.prompt.keep_fields import KeepFields, messages_with_keeps
+from router.prompt.markers import Markers
 
 MOST_TEXTS = 1024
 
@@ -41,11 +43,9 @@ class SelectBody(BaseModel):
     scores: bool = False
     speculative_prefill: Any = None
 
-    def chats(self) -> list[Messages]:
-        """The chats to select from, one for each text. Raises InvalidOptionError for a body that does not fit.
-
-        A text and its question are two parts of one user turn, so that neither is searched for the other.
-        """
+    def check(self, max_bytes: int) -> None:
+        """Raise InvalidOptionError for a body that does not fit, and RefusedError if its question, which is read with
+        each text, makes more than `max_bytes` of it."""
         if unknown := next(iter(self.model_extra or ()), None):
             name, known = clipped(unknown), ", ".join(type(self).model_fields)
             raise InvalidOptionError(f"unknown field {name}; the fields are {known}", name)
@@ -58,21 +58,27 @@ class SelectBody(BaseModel):
         if self.messages is not None:
             if self.question is not None:
                 raise InvalidOptionError("question goes with text or texts; messages ask by themselves", "question")
-            return [self.messages]
+            return
         texts = {"text": self.text} if self.texts is None else {f"texts.{i}": one for i, one in enumerate(self.texts)}
         for name, text in {**texts, "question": self.question}.items():
             if not (text and text.strip()):
                 raise InvalidOptionError(f"{name} is missing or blank; give it some text", name)
-        question = {"type": "text", "text": self.question, "keep": "always"}
-        parts = ([{"type": "text", "text": text, "keep": "auto"}, question] for text in texts.values())
-        return [[{"role": "user", "content": content}] for content in parts]
+        size = sum(map(_bytes_of, texts.values())) + len(texts) * _bytes_of(self.question)
+        if size > max_bytes:
+            message = (
+                f"the question is read with each of the {len(texts)} texts, together {size} bytes, but this server's "
+                f"limit is {max_bytes}; shorten the question or send fewer texts"
+            )
+            raise RefusedError(413, "RequestTooLargeError", message)
 
-    def request(self, request: Request) -> tuple[Request, list[Messages]]:
-        """The call with the options of a selection, and the chats to render, with the marks of their `keep` fields.
+    def request(self, request: Request, max_bytes: int) -> tuple[Request, Iterator[Messages]]:
+        """The call with the options of a selection, and the chats to render, one for each text, with the marks of
+        their `keep` fields. Each is made when it is asked for, so that a question is not held with all texts at once.
 
-        request: as the middleware read it. Raises InvalidRequestError.
+        request: as the middleware read it. Raises InvalidRequestError, and RefusedError as `check`.
         """
-        chats, options = self.chats(), request.options
+        self.check(max_bytes)
+        options = request.options
         if request.decode_is_explicit:
             raise InvalidOptionError(f"{DECODE.name} has no effect on this endpoint; leave it out", DECODE.name)
         wrong = (*_OF_ANSWERS, *(() if self.messages is not None else _OF_CHATS))
@@ -80,13 +86,28 @@ class SelectBody(BaseModel):
             name = f"{PREFILL.name}.{name}"
             what = "this endpoint" if self.messages is not None else "a text on this endpoint"
             raise InvalidOptionError(f"{name} has no effect on {what}; leave it out", name)
-        marked, keeps = messages_with_keeps([message for chat in chats for message in chat])
-        marks = iter(marked)
-        chats = [[next(marks) for _ in chat] for chat in chats]
         own: dict[str, Any] = {"enabled": ALWAYS, "min_prompt_tokens": 1, "lossy": "allow", "reuse": "off"}
         if self.messages is None and "protect_last" not in options.model_fields_set:
             own["protect_last"] = 1  # the prompt ends with the question, which is kept
+        if self.messages is not None:
+            marked, keeps = messages_with_keeps(self.messages)
+            chats = iter([marked])
+        else:
+            texts, question = self.texts or [self.text or ""], self.question or ""
+            keeps = KeepFields(Markers(question, *texts), ["auto", "always"], ["text", "question"])
+            chats = _chats(texts, question, keeps.marks)
         return replace(request, options=options.model_copy(update=own), keep_fields=keeps), chats
+
+
+def _bytes_of(text: str | None) -> int:
+    return len((text or "").encode())
+
+
+def _chats(texts: list[str], question: str, marks: Markers) -> Iterator[Messages]:
+    """A text and its question are two parts of one user turn, so that neither is searched for the other."""
+    asked = {"type": "text", "text": marks.around(1, question)}
+    for text in texts:
+        yield [{"role": "user", "content": [{"type": "text", "text": marks.around(0, text)}, asked]}]
 
 
 def texts_of(messages: Messages) -> list[tuple[int, int, str]]:

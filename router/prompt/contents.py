@@ -43,12 +43,14 @@ class Content:
 
 class ChatContents(NamedTuple):
     """roles: of all messages. contents: in their order; None if it is not known where they are. frame: as in
-    TextLayout; None if it was not asked for. system: where the texts of the system stand that are no contents."""
+    TextLayout; None if it was not asked for. system: where the texts of the system stand that are no contents. tasks:
+    where the task stands if the client has named it; it is not looked for then."""
 
     roles: Sequence[str]
     contents: Sequence[Content] | None
     frame: Frame | None = None
     system: Sequence[CharSpan] = ()
+    tasks: Sequence[CharSpan] = ()
 
 
 def without_marks(messages: Messages, asked: KeepFields) -> list[dict[str, Any]]:

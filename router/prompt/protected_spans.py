@@ -21,7 +21,7 @@ from router.options.policies import TOOL_ROLES, Keep, PolicyOptions
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents, Content
 from router.prompt.markers import CharSpan
-from router.prompt.task.speech import Turn, find_speech, merged, speech_of_turns
+from router.prompt.task.speech import Speech, Turn, find_speech, merged, speech_of_turns
 
 MOST_CHARS = 2048
 """So many characters of a task say which kind it is."""
@@ -159,7 +159,7 @@ def chat_chars(text: str, chat: ChatContents, options: PolicyOptions, tokens: Ma
             parts[content.message] += content.spans[-1:]
     after_tool = {number for number in users if number and chat.roles[number - 1] in TOOL_ROLES}
     turns = [Turn(spans, number in after_tool) for number, spans in parts.items() if spans]
-    speech = speech_of_turns(text, turns, chat.system)
+    speech = Speech([], [*chat.tasks]) if chat.tasks else speech_of_turns(text, turns, chat.system)
     ranges = []
     for content in contents:
         keep = options.keep(content.role, content.tool, tokens.get(content.message, 0), content.keep)

@@ -4,10 +4,10 @@ vLLM's renderer makes the prompts, so that a text is tokenized and its places ar
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -20,9 +20,10 @@ from vllm.renderers import ChatParams
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from kv_transfer.spans import mask_of
+from router.admission.rate_limits import LimitReachedError
+from router.dispatch.apart import apart
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt
-from router.dispatch.selection import INLINE_CHARS
 from router.dispatch.state import CURRENT, CallState
 from router.dispatch.token_budget import TokenBudget
 from router.explain.selected_text import PlacedText, SelectedPrompt
@@ -37,7 +38,9 @@ from skim_common.symbols import Hook
 
 PATH = "/v1/select"
 
-Result = TypeVar("Result")
+AT_ONCE, MOST_CHARS = 16, 2**17
+"""So many texts of a request are selected from at a time, or fewer of so many characters together with their questions,
+but one at least. The prompts of the others are not made yet: they take no memory, and no time if the client leaves."""
 
 HOOK = Hook(
     what="a selection without an answer",
@@ -83,15 +86,12 @@ class SelectEndpoint:
         name = f"select-{raw_request.headers.get('x-request-id') or uuid4().hex}"
         try:
             self._check_model(body.model)
-            call.request, chats = body.request(call.request)
-            asked = await self._rendered(body, chats, call)
-            names = [name] if body.texts is None else [f"{name}-{index}" for index in range(len(asked))]
-            told = await _in_order(self._select(*one, body, call) for one in zip(names, asked, strict=True))
+            call.request, chats = body.request(call.request, self._dispatcher.settings.max_body_bytes)
+            data = await self._selected(name, body, chats, call)
         except SkimError as error:
             call.error = HttpError.of(error)  # the middleware sends it
             return Response(status_code=call.error.status)
         call.answering = True
-        data = [text for texts in told for text in texts]
         model = body.model or self._models.model_name()
         return JSONResponse({"id": name, "object": "selection", "model": model, "data": data, "usage": _usage(call)})
 
@@ -99,8 +99,31 @@ class SelectEndpoint:
         if model is not None and not self._models.is_base_model(model) and model not in self._models.lora_requests:
             raise RefusedError(404, "NotFoundError", f"the model {shown(model)} does not exist; /v1/models lists all")
 
-    async def _rendered(self, body: SelectBody, chats: Sequence[Messages], call: CallState) -> list[_Asked]:
-        """The prompts, with the places of their texts. Raises InvalidRequestError where these are not known."""
+    async def _selected(
+        self, name: str, body: SelectBody, chats: Iterator[Messages], call: CallState
+    ) -> list[dict[str, Any]]:
+        """What was kept of each text, in order. The first error ends all others, and so does the end of the caller."""
+        longest = max(map(len, body.texts or [""])) + len(body.question or "")
+        places = asyncio.Semaphore(min(AT_ONCE, max(1, MOST_CHARS // max(longest, 1))))
+        tasks: list[asyncio.Task[list[dict[str, Any]]]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, chat in enumerate(chats):
+                    await places.acquire()
+                    call.request.deadline.check()
+                    asked = await self._rendered(body, index, chat, call)
+                    own_name = name if body.texts is None else f"{name}-{index}"
+                    tasks.append(group.create_task(self._select(own_name, asked, body, call)))
+                    tasks[-1].add_done_callback(lambda _: places.release())
+        except BaseExceptionGroup as errors:
+            first = errors.exceptions[0]
+            if isinstance(first, LimitReachedError) and call.prompts:
+                raise LimitReachedError(f"{first}, with fewer texts", first.retry_after_s) from None
+            raise first from None
+        return [text for task in tasks for text in task.result()]
+
+    async def _rendered(self, body: SelectBody, index: int, chat: Messages, call: CallState) -> _Asked:
+        """The prompt of a chat, with the places of its texts. Raises InvalidRequestError where they are not known."""
         renderer = self._renderer.renderer
         params = ChatParams(
             chat_template=self._renderer.chat_template,
@@ -108,12 +131,9 @@ class SelectEndpoint:
             chat_template_kwargs={**self._renderer.default_chat_template_kwargs, "tokenize": False},
         )
         unlimited = replace(renderer.default_chat_tok_params, max_total_tokens=None, max_output_tokens=0)
-        _, prompts = await renderer.render_chat_async(chats, params, unlimited)
-        asked = []
-        for index, prompt in enumerate(prompts):
-            chars = len(prompt.get("prompt") or "")
-            asked.append(await _apart(chars, _asked, body, index, prompt, call))
-        return asked
+        _, [prompt] = await renderer.render_chat_async([chat], params, unlimited)
+        text = prompt.get("prompt")
+        return await apart(len(text or ""), _asked, body, index, prompt, call.chats.pop(text, None))
 
     async def _select(self, name: str, asked: _Asked, body: SelectBody, call: CallState) -> list[dict[str, Any]]:
         """What was kept of each text of a prompt."""
@@ -123,18 +143,12 @@ class SelectEndpoint:
         prepared, selection = await self._dispatcher.select(name, prompt, call, asked.budget)
         selected = SelectedPrompt(selection, prepared.options, prepared.layout)
         chars, tell = len(asked.rendered.text or ""), partial(selected.as_json, scores=body.scores)
-        return [{**where, **await _apart(chars, tell, text)} for where, text in asked.texts]
+        return [{**where, **await apart(chars, tell, text)} for where, text in asked.texts]
 
 
-async def _apart(chars: int, work: Callable[..., Result], *arguments: Any) -> Result:
-    """What `work` returns, for a prompt of so many characters. Other requests run beside it if these are many."""
-    return await asyncio.to_thread(work, *arguments) if chars > INLINE_CHARS else work(*arguments)
-
-
-def _asked(body: SelectBody, index: int, prompt: Any, call: CallState) -> _Asked:
+def _asked(body: SelectBody, index: int, prompt: Any, chat: ChatContents | None) -> _Asked:
     """The prompt of a text, or of the messages. Raises InvalidRequestError where the places of texts are not known."""
     text, offsets = prompt.get("prompt"), prompt.get("prompt_token_offsets")
-    chat = call.chats.get(text)
     if text is None or offsets is None or chat is None or chat.contents is None:
         raise InvalidRequestError("the places of texts in this model's prompts are not known: it cannot be asked here")
     ranges = char_ranges(offsets)
@@ -143,8 +157,12 @@ def _asked(body: SelectBody, index: int, prompt: Any, call: CallState) -> _Asked
         for (where, sent), content in zip(_texts(body, index, chat), chat.contents, strict=False)
         if content.spans
     ]
-    if body.messages is None and not texts:
-        raise InvalidRequestError("the model's chat template changes this text, so nothing can be said of its lines")
+    if body.messages is None:
+        if not all(content.spans for content in chat.contents):
+            raise InvalidRequestError(
+                "the model's chat template changes this text or the question, so nothing can be said of its lines"
+            )
+        chat = chat._replace(tasks=chat.contents[-1].spans[-1:])
     rendered, budget = RenderedPrompt(np.asarray(prompt["prompt_token_ids"], np.int32), text, ranges, chat), None
     if body.max_tokens_kept is not None:
         budget = TokenBudget(body.max_tokens_kept, mask_of([placed.tokens for _, placed in texts], rendered.size))
@@ -158,17 +176,6 @@ def _texts(body: SelectBody, index: int, chat: ChatContents) -> list[tuple[dict[
     listed = {content.message for content in chat.contents or ()}  # not those of the system
     texts = ((message, part, text) for message, part, text in texts_of(body.messages) if text.strip())
     return [({"message": message, "part": part}, text) for message, part, text in texts if message in listed]
-
-
-async def _in_order(ways: Iterable[Coroutine[Any, Any, list[dict[str, Any]]]]) -> list[list[dict[str, Any]]]:
-    """The results, in order. The first error ends all others, and so does the end of the caller."""
-    tasks = [asyncio.create_task(way) for way in ways]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _usage(call: CallState) -> dict[str, int]:

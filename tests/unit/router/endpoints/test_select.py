@@ -17,7 +17,9 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.token_budget import TokenBudget
 from router.options.request import PrefillOptions
 from router.options.settings import RouterConfig
+from router.prompt.rendered import RenderedPrompt
 from router.vllm_front.app import ServedModel, build_openai_app
+from router.vllm_front.select_endpoint import AT_ONCE
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from skim_common.models.info import load_tokenizer
 from tests.unit.router.admission.test_api_keys import entry, write
@@ -362,17 +364,18 @@ async def test_a_deadline_ends_the_selection(client, use_pools):
     assert pools.speculator_engine.aborted <= 1
 
 
-@pytest.mark.parametrize("texts", [1, 3])
+@pytest.mark.parametrize("texts", [1, 3, 300])
 async def test_a_client_that_leaves_ends_its_selections(served, use_pools, texts):
+    """Nothing is done for the texts whose turn has not come."""
     pools = use_pools(speculator={"latency_ms": 600_000})
     engine, leave = pools.speculator_engine, asyncio.Event()
     body = {"model": MODEL_NAME, "texts": [TEXT] * texts, "question": QUESTION}
     call = asyncio.create_task(served.app(*raw_call(body, PATH, leave)))
-    await until(lambda: engine.running == texts)
+    await until(lambda: engine.running == min(texts, AT_ONCE))
     leave.set()
     await asyncio.wait_for(call, 30)
     await until(lambda: not engine.running)
-    assert engine.aborted == texts
+    assert engine.aborted == len(pools.selects) == min(texts, AT_ONCE)
 
 
 async def test_one_text_that_fails_ends_the_others(client, use_pools, served):
@@ -403,7 +406,8 @@ async def keyed(served, tmp_path, **limits):
 
 
 async def test_keys_and_their_quotas_count(served, pools, tmp_path):
-    """A batch costs the tokens of all its prompts, as told in its usage; one that fails costs nothing."""
+    """A batch costs the tokens of all its prompts, as told in its usage; one that fails costs nothing. One with more
+    tokens than the key has left ends at the text that has none."""
     key = {"authorization": "Bearer sk-team"}
     async with await keyed(served, tmp_path, prompt_tokens_per_minute=2000, isolate_cache=True) as client:
         await refused(client, PATH, BODY, 401)
@@ -412,11 +416,47 @@ async def test_keys_and_their_quotas_count(served, pools, tmp_path):
         for _ in range(6):
             await refused(client, PATH, BODY, 503, headers=key)
         pools.select_error = None
-        response = await select(client, headers=key, text=None, texts=[TEXT] * 4)
+        response = await select(client, headers=key, text=None, texts=[TEXT] * 3)
         assert response.json()["usage"]["prompt_tokens"] > 2000
         assert pools.selects[-1].cache_salt, "the key's KV is its own"
         error = await refused(client, PATH, BODY, 429, headers=key)
         assert "2000 prompt tokens per minute" in error.message
+    async with await keyed(served, tmp_path, prompt_tokens_per_minute=2000) as client:
+        pools.selects.clear()
+        error = await refused(client, PATH, {**BODY, "text": None, "texts": [TEXT] * 9}, 429, headers=key)
+        assert error.message.endswith(", with fewer texts")
+        assert len(pools.selects) <= 3
+
+
+async def test_a_question_counts_with_each_text(client, pools, served, monkeypatch):
+    body = {**BODY, "text": None, "texts": ["one two"] * 64, "question": "a b " * 40}
+    limits = served.dispatcher.settings.model_copy(update={"max_body_bytes": 64 * (7 + 160) - 1})
+    monkeypatch.setattr(served.dispatcher, "settings", limits)
+    error = await refused(client, PATH, body, 413)
+    assert "read with each of the 64 texts, together 10688 bytes" in error.message
+    assert pools.selects == []
+
+
+QUESTIONS = ["payment failed", "find the port", "API key for prod", "谁批准了预算", "错误原因", " x ", "Is it?\n\nNo."]
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("options", [{}, {"selector": "lexical"}])
+async def test_the_question_of_a_body_is_the_question(client, pools, question, options):
+    """Whether or not it looks like one, and whatever the text asks."""
+    await select(client, text=TEXT + "\n\nWho wrote this?", question=question, speculative_prefill=options)
+    [request] = pools.selects
+    [[first, last]] = request.layout.questions.tolist()
+    asked = load_tokenizer(str(MODELS / "target")).decode(request.token_ids[first:last])
+    assert asked.strip() == question.strip()
+
+
+async def test_a_text_that_the_speculator_cannot_read_is_refused_before_it_is_searched(client, use_pools, monkeypatch):
+    pools = use_pools(speculator={"max_model_len": 256})
+    monkeypatch.setattr(RenderedPrompt, "spans", None)
+    error = await refused(client, PATH, {**BODY, "speculative_prefill": {"read": "whole"}}, 400)
+    assert "the speculator reads at most" in error.message
+    assert pools.selects == []
 
 
 async def test_a_deployment_that_runs_dense_selects_too(served, client, pools, monkeypatch):
