@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI
@@ -54,7 +53,7 @@ class RouterDeployment:
     half of a split target. served_model_names: as clients
     send them. vllm_options: of `vllm serve`, as in `router.vllm_front.app.ServedModel`. settings: fields of
     RouterConfig. defaults: the deployment's PrefillOptions and SpeculationOptions, by the names `prefill` and `decode`;
-    what `settings` says of them holds. headroom: see Admission. traces: see `create_tracer`.
+    what `settings` says of them holds. traces: see `create_tracer`.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class RouterDeployment:
         vllm_options: Mapping[str, Any],
         settings: Mapping[str, Any],
         defaults: Mapping[str, Mapping[str, Any]],
-        headroom: Mapping[str, float] = MappingProxyType({}),
         traces: Mapping[str, Any] | None = None,
     ) -> None:
         check_ray()
@@ -80,13 +78,14 @@ class RouterDeployment:
         self._intake = IntakeLock()
         self._pools = ServePools(speculator, target, own.admission_timeout_s, self._states, prefill, self._intake)
         named = {"enabled": own.speculative_prefill, "min_prompt_tokens": own.min_prompt_tokens}
+        self._admission = Admission(self._meter, max_wait_s=own.max_wait_s)
         self._dispatcher = Dispatcher(
             self._pools,
             PrefillOptions.model_validate({**defaults["prefill"], **named, "catch_up": own.catch_up}),
             SpeculationOptions.model_validate(dict(defaults["decode"])),
             own,
             self._meter,
-            Admission(self._meter, own.max_ongoing_requests, own.max_wait_s, headroom),
+            self._admission,
         )
         self._model, self._names, self._reports = model, tuple(served_model_names), RequestReports()
         self._vllm_options = dict(vllm_options)
@@ -103,6 +102,13 @@ class RouterDeployment:
             await self._app.start()
         self._front = DrainingApp(self._app)
         return self._front
+
+    async def reconfigure(self, sizes: Mapping[str, Any]) -> None:
+        """Serve calls it with the deployment's `user_config` before the first request, and whenever that has changed.
+
+        sizes: arguments of `Admission.resize`.
+        """
+        self._admission.resize(**sizes)
 
     async def drain(self) -> bool:
         """As `DrainingApp.drain`; who deletes the application asks for it."""

@@ -80,8 +80,10 @@ REFUSING = 256
 """Requests that a router has beyond its `max_ongoing_requests` for the short time in which it refuses them. Serve's
 proxy would hold them without an answer until the router has fields."""
 
-SERVE_READS = {"host", "port", "replicas", "cpus", "resources", "drain_timeout_s", "tls_cert", "tls_key"}
-"""Settings of the endpoint that no router reads: a change of them starts no router anew."""
+SERVE_READS = {
+    "host", "port", "replicas", "cpus", "resources", "drain_timeout_s", "tls_cert", "tls_key", "max_ongoing_requests",
+}  # fmt: skip
+"""Settings of the endpoint that are no arguments of a router: a change of them starts no router anew."""
 
 CHANNEL_TOKEN = "SKIM_CHANNEL_TOKEN"
 """Environment variable with the draft channel's token. It overrides the config and is never written to one."""
@@ -137,7 +139,6 @@ def build_app(config: DeploymentConfig) -> Application:
         vllm_options=config.front_options,
         settings=config.router.model_dump(exclude=SERVE_READS),
         defaults={"prefill": config.selection.model_dump(), "decode": config.decode.model_dump()},
-        **_headroom(config),
         traces=traces,
     )
 
@@ -151,9 +152,11 @@ def _bind(deployment: serve.Deployment, *args: Any, **kwargs: Any) -> Applicatio
 
 def sizes_of(config: DeploymentConfig) -> dict[str, dict[str, Any]]:
     """By deployment, the options that Serve changes without new replicas: their number, concurrency, draining."""
-    load = _load(config.router)
+    own, load = config.router, _load(config.router)
     load["max_ongoing_requests"] += REFUSING
-    sizes = {"router": {"num_replicas": config.router.replicas, **load}}
+    headroom = {name: _most_requests(config, name) / own.replicas for name in ("speculator", "target")}
+    read = {"max_ongoing_requests": own.max_ongoing_requests, "headroom": headroom}  # see RouterDeployment.reconfigure
+    sizes = {"router": {"num_replicas": own.replicas, **load, "user_config": read}}
     return sizes | {name: {**_replicas(pool), **_load(pool)} for name, pool in config.pools.items()}
 
 
@@ -183,13 +186,6 @@ def scaling_options(scaling: AutoscalingConfig, at_start: int) -> dict[str, Any]
     # Whenever the options change, Ray resets a pool to `initial_replicas` (DeploymentAutoscalingState.register).
     # Without that option, a pool under load keeps its replicas.
     return options if at_start == scaling.min_replicas else {**options, "initial_replicas": at_start}
-
-
-def _headroom(config: DeploymentConfig) -> dict[str, Any]:
-    """The router's argument `headroom`; left out if no pool is autoscaled."""
-    headroom = {name: _most_requests(config, name) / config.router.replicas for name in ("speculator", "target")}
-    given = {name: requests for name, requests in headroom.items() if requests}
-    return {"headroom": given} if given else {}
 
 
 def _most_requests(config: DeploymentConfig, name: str) -> float:

@@ -62,6 +62,13 @@ class Admission:
         self._at_target_ms = 0.0  # of `_target`, what the target has; the rest is still in the speculator
         self._ended_at, self._ends_s = -math.inf, 1.0
 
+    def resize(self, max_ongoing_requests: int, headroom: Mapping[str, float]) -> None:
+        """Change the sizes, as in the constructor, while requests run."""
+        self._most = max_ongoing_requests
+        self._speculator.headroom = headroom["speculator"]
+        self._target.headroom = headroom["target"]
+        self._dispatch()
+
     def refuse_early(self, request: AdmissionRequest) -> None:
         """Raises OverloadedError if a request would be refused whatever it asks for. It need not be tokenized then."""
         try:

@@ -60,7 +60,7 @@ class PoolLoad:
     """
 
     def __init__(self, clock: Callable[[], float], headroom: float = 0.0) -> None:
-        self._clock, self._headroom = clock, headroom
+        self._clock, self.headroom = clock, headroom
         self.requests = self._aside = 0
         self.ahead_ms = 0.0
         self._products = self._squares = 0.0
@@ -92,7 +92,7 @@ class PoolLoad:
     @property
     def has_headroom(self) -> bool:
         """Whether the pool has less than its headroom."""
-        return self.requests < self._headroom
+        return self.requests < self.headroom
 
     def learn(self, ahead_ms: float, waited_ms: float) -> None:
         """A request found `ahead_ms` of work in the pool and waited `waited_ms` before its own work began."""

@@ -42,9 +42,13 @@ def deployed(application):
 
     Raises ValueError for a deployment that does not exist.
     """
-    built = build_app(serve_app(application.args), name=application.name)
-    infos = {part.name: _as_sent(part) for part in built.deployments}
-    return {name: info.deployment_config for name, info in override_deployment_info(infos, application).items()}
+    built = infos(serve_app(application.args), application.name)
+    return {name: info.deployment_config for name, info in override_deployment_info(built, application).items()}
+
+
+def infos(app, name):
+    """What Ray's controller gets of each deployment of `app`, by its name."""
+    return {part.name: _as_sent(part) for part in build_app(app, name=name).deployments}
 
 
 def _as_sent(part):

@@ -14,10 +14,10 @@ from cluster.serve.app import (
     APP_NAME,
     CHANNEL_TOKEN,
     SERVE_SWITCHES,
-    _headroom,
     build_app,
     logging_options,
     serve_app,
+    sizes_of,
 )
 from cluster.serve.placement import KEEP_ALL_GPUS
 from cluster.serve.pod_draining import CALLBACK
@@ -220,18 +220,15 @@ def scaled(**scaling):
 
 
 def test_routers_share_the_room_of_an_autoscaled_pool():
-    router, _, _ = deployments(build_app(scaled(max_replicas=4, target_ongoing_requests=8)))
-    assert router.init_kwargs["headroom"] == {"target": 16.0}
-    settings = {"speculator": {"model": "/small"}, "target": {"model": "/big"}}
-    router, _, _ = deployments(build_app(config_from_settings(settings)))
-    assert "headroom" not in router.init_kwargs
+    config = scaled(max_replicas=4, target_ongoing_requests=8)
+    assert sizes_of(config)["router"]["user_config"]["headroom"] == {"speculator": 0, "target": 16}
 
 
 def test_the_prefill_half_of_a_split_target_has_room_too():
     prefill = {"autoscaling": {"max_replicas": 6, "target_ongoing_requests": 8}}
     target = {"model": "/big", "topology": "split", "autoscaling": {"max_replicas": 2}, "prefill": prefill}
     split = config_from_settings({"speculator": {"model": "/small"}, "target": target})
-    assert _headroom(split) == {"headroom": {"target": 48.0}}
+    assert sizes_of(split)["router"]["user_config"]["headroom"] == {"speculator": 0, "target": 48}
 
 
 @pytest.mark.parametrize("name", [*SERVE_SWITCHES, *KEEP_ALL_GPUS, CALLBACK])

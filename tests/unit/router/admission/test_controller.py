@@ -289,6 +289,20 @@ def test_an_autoscaled_pool_gets_what_its_autoscaler_must_see(headroom, begun):
     run(scenario())
 
 
+@scenario
+async def test_new_sizes_act_on_the_requests_that_wait():
+    world = World()
+    await world.learn()
+    tasks = [world.start(i) for i in range(12)]
+    await asyncio.sleep(0.01)
+    assert world.admission._target.requests == 1
+    world.admission.resize(12, {"speculator": 0.0, "target": 5.0})
+    assert world.admission._target.requests == 5
+    with pytest.raises(OverloadedError, match="as many requests as it may"):
+        world.admission.refuse_early(AdmissionRequest())
+    await asyncio.gather(*tasks)
+
+
 @pytest.mark.parametrize(("headroom", "begun"), [({}, 1), ({"speculator": 5.0}, 5)])
 def test_an_autoscaled_speculator_does_so_too(headroom, begun):
     async def scenario():
