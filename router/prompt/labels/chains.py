@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.arrays import Int32Array
+from router.prompt.labels.fences import CUT_OFF, add_fences
 from router.prompt.labels.forms import add_lines
 from router.prompt.labels.keys import add_keys
-from router.prompt.labels.marks import Marks, TextLines
+from router.prompt.labels.marks import FENCE, Marks, TextLines
 from router.prompt.labels.nested import add_code, add_json
 from router.prompt.labels.tables import add_tables
 from router.prompt.labels.tags import add_tags
@@ -23,6 +24,9 @@ LONG_TURN = 32
 MOST_BEFORE = 2
 """Characters of a token before a label that begins in it."""
 NONE = -1
+_OF_CODE = ("heading", "code")
+"""Groups of which code in a fence has marks. One of another group ends a fence that is cut off, if it ends a label
+before it, such as that of a passage."""
 _BEYOND = np.iinfo(np.int64).max
 
 
@@ -109,8 +113,10 @@ def labels_of(text: str, codes: Codes, lines: Lines, resets: Iterable[int] = ())
     as where a message begins."""
     rows = TextLines.of(lines, codes.size)
     marks = Marks()
-    for place in resets:
+    messages = list(resets)
+    for place in messages:
         marks.add(place, place, "", closes=True)
+    add_fences(marks, text, codes, rows, messages)
     add_code(marks, text, codes, rows)
     add_tables(marks, text, codes, rows)
     add_lines(marks, text, codes, rows)
@@ -127,6 +133,9 @@ class _Chain:
         self._text, self._marks = text, marks
         self._stack: list[int] = []  # labels
         self._groups: dict[str, list[int]] = {}  # the places in the stack of the labels that hold, by group
+        self._outside: dict[str, list[int]] | None = None  # in a fence, those of the labels before it
+        self._before = 0  # so many
+        self._is_cut_off = False
         self._separator = False  # the last one of the stack only parts what was named from what follows
         self._labels: list[int] = []  # marks
         self._parents: list[int] = []
@@ -147,7 +156,13 @@ class _Chain:
             self._cut(len(stack) - 1)
         group, level = marks.groups[mark], marks.levels[mark]
         ended = NONE
-        if not group:
+        if self._outside is not None and self._ends_fence(group):
+            self._cut(self._before)
+            self._groups, self._outside = self._outside, None
+        if group == FENCE and level:
+            self._outside, self._groups, self._before = self._groups, {}, len(stack)
+            self._is_cut_off = level == CUT_OFF
+        elif not group:
             self._cut(0)
         elif holding := self._groups.get(group):
             while holding and marks.levels[self._labels[stack[holding[-1]]]] >= level:
@@ -175,6 +190,12 @@ class _Chain:
         self._stack.append(label)
         self._places.append(self._marks.starts[mark])
         self._names.append(label)
+
+    def _ends_fence(self, group: str) -> bool:
+        """Whether a mark of this group ends the fence around it."""
+        return group in ("", FENCE) or bool(
+            self._is_cut_off and self._outside and group not in _OF_CODE and self._outside.get(group)
+        )
 
     def _cut(self, size: int) -> None:
         """What holds from `size` on holds no longer."""

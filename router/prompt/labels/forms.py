@@ -1,6 +1,7 @@
 """Labels that have a line of their own, or the beginning of one: headings, titles, [n], files of a diff, times."""
 
 from collections.abc import Callable
+from string import ascii_lowercase
 
 import numpy as np
 import numpy.typing as npt
@@ -27,20 +28,24 @@ _COMMENTED = re2.compile(
     rf"[#@]|[ \t]+[^{SPACE}]|(?:import|from|def|class|if|for|while|return|export|set|function|const|let|var|local)"
     rf"(?:[^{WORD}]|$)|[a-z_][{WORD}.-]*(?:[ \t]*[:=]|\()|[A-Z_]{{2,}}="
 )
-"""After such a line, "# ..." is a comment of code or of a config."""
+"""Before such a line, "# ..." is a comment of code or of a config."""
+_COMMAND = frozenset(f"{ascii_lowercase}$./~")
+"""Before a line that begins so, "# ..." may be a comment, or the title of text without capitals. It names its block."""
 _SEVERITIES = frozenset(str.split("trace debug info notice warn warning error err fatal critical"))
 _DATE = rf"(?:{DIGIT}{{4}}[-/.]{DIGIT}{{2}}[-/.]{DIGIT}{{2}}|{DIGIT}{{1,2}}/{DIGIT}{{1,2}}/{DIGIT}{{2,4}})"
 _TIME = rf"{DIGIT}{{1,2}}:{DIGIT}{{2}}(?::{DIGIT}{{2}})?(?:[.,]{DIGIT}{{1,6}})?(?:Z|[ ]?[APap]\.?[Mm]\.?)?"
-_STAMP = re2.compile(
+_STAMPED = (
     rf"([\[(<]?(?:{_DATE}(?:[T ,]{{1,2}}{_TIME})?|{_TIME})(?:[ ]*-->[ ]*[{DIGIT}:.,]+)?[\])>]?)(?:[{SPACE}:|-]|$)"
 )
+_STAMP = re2.compile(_STAMPED)
 _ENDS_WITH_TIME = re2.compile(rf"([{LETTER}][{WORD} .'\x{{2019}}-]*?)[ \t]+[\[(]?{_TIME}[\])]?$")
 MOST_NAME = 41
 """Characters of a speaker's name beside a time."""
-_ITEM = re2.compile(rf"(\(?{DIGIT}{{1,3}}[.)]|\([a-z]{{1,3}}\))[{SPACE}]")
 _NUMBERED = re2.compile(
-    rf"\x{{a7}}+[ ]?{DIGIT}|(?:({DIGIT}{{1,3}}(?:\.{DIGIT}{{1,3}})+)\.?|{DIGIT}{{1,3}})[{SPACE}]+[{LETTER}]"
+    rf"{_STAMPED}|(\(?{DIGIT}{{1,3}}[.)]|\([a-z]{{1,3}}\))[{SPACE}]|\x{{a7}}+[ ]?{DIGIT}"
+    rf"|(?:({DIGIT}{{1,3}}(?:\.{DIGIT}{{1,3}})+)\.?|{DIGIT}{{1,3}})[{SPACE}]+[{LETTER}]"
 )
+"""A time, the number of an item, or that of a section."""
 _WORDS = (
     "chapter|section|part|article|appendix|passage|document|doc|page|act|scene|book|volume|exhibit|schedule|annex"
     "|source|file|example|case|item|entry|record|excerpt|snippet|chunk|result|note|letter|session|day|lesson|unit|topic"
@@ -115,8 +120,17 @@ def _next_line(text: str, lines: TextLines, number: int) -> str:
 
 
 def _heading(marks: Marks, text: str, lines: TextLines, number: int) -> None:
-    level = _level(lines.text(text, number))
-    if level and not _COMMENTED.match(_next_line(text, lines, number)):
+    line, following = lines.text(text, number), _next_line(text, lines, number)
+    level = _level(line)
+    goes_on = not lines.fresh[number] and lines.text(text, number - 1, level + 1) == line[: level + 1]
+    if not level or goes_on or _COMMENTED.match(following):
+        return
+    if level == 1 and (following[:1] in _COMMAND):
+        _, _, _, after = lines.places
+        end = after[lines.last[number]]
+        _whole(marks, lines, number, "remark")
+        marks.add(end, end, "remark", closes=True)
+    else:
         _whole(marks, lines, number, "heading", level)
 
 
@@ -175,22 +189,22 @@ def _file(marks: Marks, text: str, lines: TextLines, number: int) -> None:
 
 def _bracket(marks: Marks, text: str, lines: TextLines, number: int) -> None:
     line = lines.text(text, number)
-    if _stamp(marks, line, text, lines, number):
-        return
+    if found := _STAMP.match(line):
+        _stamp(marks, line, found.end(1), text, lines, number)
+    elif end := _end_of_name(line):
+        _begun(marks, line, lines, number, end, "bracket")
+
+
+def _end_of_name(line: str) -> int:
+    """The end of a name in brackets and its colon; 0 of other text in brackets, such as a link or a level of a log."""
     end = line.find("]" if line[0] == "[" else "\u3011", 1, MOST_BRACKETED + 2)
     name, rest = line[1:end], line[end + 1 :]
     if end < 0 or line[0] in name or rest[:1] == "(" or name.strip().lower() in _SEVERITIES:
-        return
-    if rest[:1] == ":" and _is_field(rest[1:].lstrip(" \t")):
-        return
-    if any(map(str.isalnum, name)):
-        _begun(marks, line, lines, number, end + 1 + (rest[:1] == ":"), "bracket")
-
-
-def _is_field(after: str) -> bool:
-    """Whether a link, a path, a tag or another name with a colon follows a name in brackets and its colon."""
+        return 0
+    after = rest[1:].lstrip(" \t") if rest[:1] == ":" else ""
     word, colon, _ = after.partition(":")
-    return after[:1] in ("/", "<", "#", ".") or (colon != "" and word.replace("_", "a").isalnum())
+    is_other = after[:1] in tuple("/<#.") or (colon and word.replace("_", "a").isalnum())
+    return end + 1 + (rest[:1] == ":") if any(map(str.isalnum, name)) and not is_other else 0
 
 
 def _begun(marks: Marks, line: str, lines: TextLines, number: int, end: int, group: str) -> None:
@@ -202,12 +216,9 @@ def _begun(marks: Marks, line: str, lines: TextLines, number: int, end: int, gro
         _begin(marks, lines, number, end, group)
 
 
-def _stamp(marks: Marks, line: str, text: str, lines: TextLines, number: int) -> bool:
-    """Whether the line begins with a time, which is added, with the speaker after it. Before lines without a time, such
-    as a trace, the whole line is the label."""
-    if (found := _STAMP.match(line)) is None:
-        return False
-    end = found.end(1)
+def _stamp(marks: Marks, line: str, end: int, text: str, lines: TextLines, number: int) -> None:
+    """Add the time up to `end` of a line, with the speaker after it. Before lines without a time, such as a trace, the
+    whole line is the label."""
     speaker, _, said = line[end:].lstrip(" \t:|-").partition(":")
     if end >= len(line) - 1:
         _whole(marks, lines, number, "time")
@@ -217,7 +228,6 @@ def _stamp(marks: Marks, line: str, text: str, lines: TextLines, number: int) ->
         _whole(marks, lines, number, "stamp")
     else:
         _begin(marks, lines, number, end, "stamp")
-    return True
 
 
 def _is_followed(text: str, lines: TextLines, number: int) -> bool:
@@ -227,20 +237,20 @@ def _is_followed(text: str, lines: TextLines, number: int) -> bool:
 
 def _number(marks: Marks, text: str, lines: TextLines, number: int) -> None:
     line = lines.text(text, number)
-    if _stamp(marks, line, text, lines, number):
-        return
-    if (item := _ITEM.match(line)) is not None:
-        if lines.fresh[number] and lines.apart[number]:
-            _begun(marks, line, lines, number, item.end(1), "item")
-        else:
-            _begin(marks, lines, number, item.end(1), "item" if lines.fresh[number] else "list")
-        return
-    in_parentheses = line[0] == "(" and line[-1] == ")" and line.count("(") == line.count(")") == 1
-    if in_parentheses and 3 <= len(line) - 2 <= MOST_COMMENT and lines.fresh[number] and not lines.apart[number]:
-        _whole(marks, lines, number, "bracket")
     found = _NUMBERED.match(line)
-    if found and len(line) <= TITLE and not line.endswith(_STOPS) and (found[1] or lines.fresh[number]):
-        _whole(marks, lines, number, "numbered", found[1].count(".") if found[1] else 0)
+    stamp, item, section = found.groups() if found else ("", "", "")
+    if stamp:
+        _stamp(marks, line, len(stamp), text, lines, number)
+    elif item and lines.fresh[number] and lines.apart[number]:
+        _begun(marks, line, lines, number, len(item), "item")
+    elif item:
+        _begin(marks, lines, number, len(item), "item" if lines.fresh[number] else "list")
+    elif found and len(line) <= TITLE and not line.endswith(_STOPS) and (section or lines.fresh[number]):
+        _whole(marks, lines, number, "numbered", section.count(".") if section else 0)
+    elif lines.apart[number] or not lines.fresh[number] or not 3 <= len(line) - 2 <= MOST_COMMENT:
+        return
+    elif line[0] == "(" and line[-1] == ")" and line.count("(") == line.count(")") == 1:
+        _whole(marks, lines, number, "bracket")
 
 
 def _title(marks: Marks, text: str, lines: TextLines, number: int) -> None:

@@ -67,12 +67,21 @@ def add_keys(marks: Marks, text: str, codes: Codes, lines: TextLines) -> None:
     whole = known | (begins_record if members else set())
     raw, _, stops, after = lines.places
     headers = _headers(numbers, lines)
+    fields = {key for number, key in zip(numbers, keys, strict=True) if number in headers}
+    begins = {key for number, key in zip(numbers, keys, strict=True) if headers.get(number, -1) >= 0}
     for number, end, key in zip(numbers, ends, keys, strict=True):
-        if (last := headers.get(number, -1)) >= 0:
-            marks.add(raw[number], after[last], "header")
-        if number in headers or (key not in named and key not in known):
+        last = headers.get(number)
+        if last == -1:
             continue
         group, rest = f"key {key}" if key in known else "speaker", stops[number] - end
+        if key in begins or (key in fields and lines.fresh[number]):
+            for ended in ("header", group):
+                marks.add(raw[number], raw[number], ended, closes=True)
+        if last is not None:
+            marks.add(raw[number], after[last], "header")
+            continue
+        if key not in named and key not in known:
+            continue
         is_title = rest <= REST and text[stops[number] - 1] not in ".!?"
         if rest <= 0 or (key in whole and is_title) or (key in _QUESTIONS and rest <= LONGEST_QUESTION):
             marks.add(raw[number], after[number], group)

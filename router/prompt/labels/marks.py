@@ -9,6 +9,8 @@ from router.prompt.text.lines import Lines
 
 LONGEST_LINE = 240
 """Characters. So much of a line is searched for a label."""
+FENCE = "fence"
+"""The group of the marks where a fence begins and ends."""
 
 
 class Marks:
@@ -49,8 +51,8 @@ class Marks:
 class TextLines(NamedTuple):
     """The lines of a text that are not blank, [N] each, as character positions. raw: where they begin, with white space
     and the number of the line. first, end: of their text. after: where the next line begins. indents: as in Lines.
-    fresh: a blank line, or none, stands before. apart: a blank line, or none, follows. places: raw, first, end and
-    after as lists.
+    fresh: a blank line, or none, stands before. apart: a blank line, or none, follows. last: of the lines up to the
+    next blank one. places: raw, first, end and after as lists.
     """
 
     raw: npt.NDArray[np.int64]
@@ -60,6 +62,7 @@ class TextLines(NamedTuple):
     indents: npt.NDArray[np.int64]
     fresh: npt.NDArray[np.bool_]
     apart: npt.NDArray[np.bool_]
+    last: npt.NDArray[np.int64]
     places: tuple[list[int], list[int], list[int], list[int]]
 
     @classmethod
@@ -74,8 +77,9 @@ class TextLines(NamedTuple):
         fresh, apart = np.r_[True, alone], np.r_[alone, True]
         indents = first - lines.starts[number]
         raw, after, fresh, apart = raw[number], after[number], fresh[: number.size], apart[: number.size]
+        last = np.flatnonzero(apart)[np.cumsum(fresh) - 1]
         as_lists = raw.tolist(), first.tolist(), end.tolist(), after.tolist()
-        return cls(raw, first, end, after, indents, fresh, apart, as_lists)
+        return cls(raw, first, end, after, indents, fresh, apart, last, as_lists)
 
     def text(self, text: str, number: int, longest: int = LONGEST_LINE) -> str:
         """The text of a line, or its beginning."""

@@ -193,8 +193,8 @@ def _bm25(
     """What each term says of each unit [U, T]. around: the words of each unit and how often it has each term, or both
     spread over its passage [U, 1 + T]. holding: units that hold each term [T], not 0."""
     units = int(droppable.sum())
-    if not units:
-        return np.zeros((droppable.size, holding.size))
+    if not holding.size:
+        return np.zeros((droppable.size, 0))
     rarity = np.log1p((units - holding + 0.5) / (holding + 0.5))
     words, counts = around[:, :1], around[:, 1:]
     sizes = 1 - B + B * words / words[droppable].mean()

@@ -104,6 +104,51 @@ CASES = {
         "2 tons",
         ["Q: What is the weight of house 2?"],
     ),
+    "after a fence": (
+        f"## House\n\n~~~\n# run it\n./bell {LONG}\n```\n## on\n~~~\n{LONG} twice.\n",
+        "twice",
+        ["## House"],
+    ),
+    "in a fence of an item": (
+        f"## House\n\n1. Ring it:\n   ````sh\n# run it\n\n./bell {LONG} twice\n```\n# on\n````\n\n# Next\n",
+        "twice",
+        ["# run it", "1. Ring it:", "## House"],
+    ),
+    "after a fence of an item": (
+        f"## House\n\n1. Ring it:\n   ```sh\n# run it\n\n./bell {LONG}\n   ```\n{LONG} twice.\n",
+        "twice",
+        ["## House"],
+    ),
+    "after a fence that is cut off": (
+        f"## House\n\n```\n# run it\n\n./bell {LONG}\n\n```sh\n# ring it\n\n{LONG}\n```\n{LONG} twice.\n",
+        "twice",
+        ["## House"],
+    ),
+    "the passage after a fence that is cut off": (
+        f"Passage 1:\n\n```\n# run it\n\n./bell {LONG}\n\nPassage 2:\n\n{LONG} twice.\n",
+        "twice",
+        ["Passage 2:"],
+    ),
+    "after a comment": (
+        f"## House\n\n# License\n# of the bell\n\n# run it\n./bell {LONG}\n\n{LONG} twice.\n",
+        "twice",
+        ["## House"],
+    ),
+    "the second mail": (
+        f"From: Ann\nSubject: Bell\n\n{LONG}.\n\nFrom: Bob\nSubject: Bell\n{LONG} twice.\n",
+        "twice",
+        ["Subject: Bell", "From: Bob"],
+    ),
+    "a mail after a first field": (
+        f"From: Ann\nSubject: Bell\n{LONG}.\n\nFrom: Bob\nSubject: Bell\n\n{LONG} twice.\n",
+        "twice",
+        ["From: Bob\nSubject: Bell"],
+    ),
+    "a mail that begins with another field": (
+        f"From: Ann\nSubject: Bell\n\n{LONG}.\n\nSubject: Bell\nFrom: Bob\n{LONG} twice.\n",
+        "twice",
+        ["From: Bob", "Subject: Bell"],
+    ),
     "after a closed tag": (
         f'<doc id="1">\n{LONG}. {LONG}.\n</doc>\n{LONG} twice. {LONG}.\n',
         "twice",
@@ -161,6 +206,11 @@ def test_a_label_names_nothing_in_another_message_and_no_question():
     assert chain_of(text, "twice", messages=[text.index(f"{LONG} twice")]) == []
     first = next(number for number, (start, _) in enumerate(words(text)) if start >= text.index("What"))
     assert chain_of(text, "What", unnamed=[(first, len(words(text)))], protected=[(first, len(words(text)))]) == []
+
+
+def test_a_fence_that_is_cut_off_ends_with_its_message():
+    text = f"```\n# run it\n\n./bell {LONG}\n\n## A\n\n```\n# ring it\n\n{LONG}\n```\n{LONG} twice.\n"
+    assert chain_of(text, "twice", messages=[text.index("## A")]) == ["## A"]
 
 
 def test_a_label_whose_beginning_is_protected_still_names():
