@@ -94,8 +94,10 @@ def test_what_is_asked_of_serve_is_in_its_source() -> None:
 
 def test_the_dashboard_shows_what_matters() -> None:
     shown = " ".join(target["expr"] for panel in panels() for target in panel["targets"])
-    wanted = "ttft_seconds kept_tokens coverage accepted_per_position sessions fallbacks requests utilization bytes"
-    wanted += " forecast affinity audits audit_agreement catch_ups"
+    wanted = (
+        "requests ttft_seconds kept_tokens coverage audit_agreement catch_ups accepted fallbacks utilization replicas"
+    )
+    wanted += " refused migrations"
     assert [name for name in wanted.split() if name not in shown] == []
     ids = [panel["id"] for panel in json.loads(DASHBOARD.read_text())["panels"]]
     assert len(set(ids)) == len(ids)
