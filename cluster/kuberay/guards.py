@@ -1,8 +1,7 @@
 """Protection of the pods: disruption budgets and network policies."""
 
 from cluster.config.schema import DeploymentConfig
-from cluster.kuberay import hub
-from cluster.kuberay.pods import HEAD_PORTS, METRICS_PORT, Object, labels, metadata
+from cluster.kuberay.pods import HEAD_PORTS, METRICS_PORT, Object, downloads, labels, metadata, port_of
 
 DNS_PORTS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
 
@@ -65,14 +64,14 @@ def _outside(config: DeploymentConfig) -> list[int]:
     """
     settings, traces = config.kubernetes, config.observability.traces
     urls = [traces.endpoint] if traces else []
-    if hub.downloads(config, "router"):
+    if downloads(config, "router"):
         urls.append(settings.hub.endpoint or "https:")
     if settings.redis:
         urls.append("redis://" + settings.redis.address.rpartition("//")[2])
     if batch := settings.batch:
         urls += [batch.endpoint] if batch.endpoint else []
         urls += ["https:"] if "://" in batch.input + batch.output else []
-    return sorted({hub.port_of(url) for url in urls})
+    return sorted({port_of(url) for url in urls})
 
 
 def _policy(config: DeploymentConfig, name: str, selector: Object, **rules: list[Object]) -> Object:

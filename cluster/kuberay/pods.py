@@ -2,17 +2,21 @@
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from cluster.config.kubernetes import KubernetesConfig, PodConfig
+from cluster.config.paths import hub_names
 from cluster.config.schema import DeploymentConfig
-from cluster.kuberay import hub
-from cluster.kuberay.hub import SERVING
 from cluster.serve.app import CHANNEL_TOKEN, SERVE_SWITCHES
 from cluster.serve.pod_draining import DRAINING_FILE, DRAINING_SWITCHES
 from skim_common.errors import SkimError
+from skim_common.models.source import is_hub_name
 from skim_common.proxies import DIRECT_GRPC
 
 Object = dict[str, Any]
+
+SERVING = ("router", "speculator", "target", "prefill")
+"""Components whose pods hold replicas of the Serve application."""
 
 TLS_PATH = "/etc/skim/tls"
 API_KEYS_PATH = "/etc/skim/api-keys"
@@ -139,7 +143,7 @@ def _environment(config: DeploymentConfig, component: str) -> list[Object]:
     """Environment variables. Secrets are references, never values. A secret that the config uses must exist."""
     private = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     env = variables({**private, **USER, **SERVE_SWITCHES, **DRAINING_SWITCHES, **DIRECT_GRPC})
-    env += hub.hub_variables(config) if hub.downloads(config, component) else [{"name": "HF_HUB_OFFLINE", "value": "1"}]
+    env += _hub_variables(config) if downloads(config, component) else [{"name": "HF_HUB_OFFLINE", "value": "1"}]
     env.append(_secret(config, CHANNEL_TOKEN, "channel-token", needed=config.channel.token is not None))
     if variable := API_KEYS.get(component):
         env.append(_secret(config, variable, "api-key", needed="api_key" in config.target.engine_options))
@@ -178,8 +182,8 @@ def _volumes(config: DeploymentConfig, component: str, pod: PodConfig) -> dict[s
     if component in SERVING and (claim := settings.models.claim):
         source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         volumes["models"] = (source, {"mountPath": settings.models.mount_path, "readOnly": True})
-    if hub.downloads(config, component):
-        volumes["hub-cache"] = hub.cache(config)
+    if downloads(config, component):
+        volumes["hub-cache"] = _hub_cache(config)
     if component in SERVING and settings.tls_secret:
         source = {"secret": {"secretName": settings.tls_secret, "defaultMode": 0o440}}
         volumes["channel-tls"] = (source, {"mountPath": TLS_PATH, "readOnly": True})
@@ -188,6 +192,41 @@ def _volumes(config: DeploymentConfig, component: str, pod: PodConfig) -> dict[s
         source = {"secret": {"secretName": settings.api_keys_secret, "defaultMode": 0o440}}
         volumes["api-keys"] = (source, {"mountPath": API_KEYS_PATH, "readOnly": True})
     return volumes
+
+
+def downloads(config: DeploymentConfig, component: str) -> bool:
+    """Whether the pods of `component` download from a hub: a serving pod, if any pool names a repository of a hub."""
+    return component in SERVING and any(
+        is_hub_name(pool.model) or hub_names(pool.engine_options) for pool in config.pools.values()
+    )
+
+
+def _hub_variables(config: DeploymentConfig) -> list[Object]:
+    """Environment variables for `huggingface_hub`. The token is a reference to a Secret; without it, none is sent."""
+    hub = config.kubernetes.hub
+    token = {
+        "name": hub.token_secret or config.kubernetes.secret,
+        "key": hub.token_key,
+        "optional": hub.token_secret is None,
+    }
+    env: list[Object] = [
+        {"name": "HF_HOME", "value": hub.mount_path},
+        {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}},
+    ]
+    return env + ([{"name": "HF_ENDPOINT", "value": hub.endpoint}] if hub.endpoint else [])
+
+
+def _hub_cache(config: DeploymentConfig) -> tuple[Object, Object]:
+    """The volume of the cache: source and mount."""
+    hub = config.kubernetes.hub
+    shared: Object = {"persistentVolumeClaim": {"claimName": hub.claim}}
+    return shared if hub.claim else {"emptyDir": {}}, {"mountPath": hub.mount_path}
+
+
+def port_of(url: str) -> int:
+    """The TCP port of an http or https URL."""
+    parts = urlsplit(url)
+    return parts.port or {"http": 80, "https": 443}[parts.scheme]
 
 
 def _placement(settings: KubernetesConfig, pod: PodConfig, gpus: int) -> Object:

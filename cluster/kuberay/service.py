@@ -1,13 +1,14 @@
-"""The RayService: one Ray cluster with a worker group per pool, and the Serve application on it."""
+"""The RayService: one Ray cluster with a worker group per pool and the Serve application; and the RayJob of a batch."""
 
 import json
 import math
+import shlex
 from importlib.metadata import version
 from typing import Any
 
 import yaml
 
-from cluster.config.kubernetes import KubernetesConfig, PodConfig
+from cluster.config.kubernetes import BatchConfig, KubernetesConfig, PodConfig
 from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.paths import PodPaths
@@ -51,7 +52,7 @@ def ray_service(config: DeploymentConfig) -> Object:
     return {
         "apiVersion": API_VERSION,
         "kind": "RayService",
-        "metadata": ray_metadata(
+        "metadata": _ray_metadata(
             config.kubernetes, **{"ray.io/initializing-timeout": f"{config.kubernetes.max_start_minutes}m"}
         ),
         "spec": {
@@ -60,7 +61,7 @@ def ray_service(config: DeploymentConfig) -> Object:
             "excludeHeadPodFromServeSvc": True,
             "serveConfigV2": yaml.safe_dump(serve_config(config), sort_keys=False, allow_unicode=True),
             "rayClusterConfig": {
-                **ray_cluster(config, "head"),
+                **_ray_cluster(config, "head"),
                 **AUTOSCALER,
                 **_fault_tolerance(config),
                 "workerGroupSpecs": _groups(config),
@@ -69,7 +70,35 @@ def ray_service(config: DeploymentConfig) -> Object:
     }
 
 
-def ray_cluster(config: DeploymentConfig, component: str, data: str | None = None) -> Object:
+def batch_job(config: DeploymentConfig, batch: BatchConfig) -> Object:
+    """The RayJob of `batch`. It needs no GPUs, because the pools of the RayService answer the rows."""
+    settings = config.kubernetes
+    pod = ray_pod(config, "batch", batch.pod, cpu=batch.pod.cpu or "2", data=batch.claim)
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "RayJob",
+        "metadata": _ray_metadata(settings, "batch"),
+        "spec": {
+            "entrypoint": shlex.join(_batch_command(config, batch)),
+            "submissionMode": "SidecarMode",
+            "shutdownAfterJobFinishes": True,
+            "ttlSecondsAfterFinished": batch.keep_minutes * 60,
+            # A retried job continues where it stopped.
+            "backoffLimit": batch.retries,
+            "rayClusterSpec": {
+                **_ray_cluster(config, "batch", batch.claim),
+                "workerGroupSpecs": [_worker_group("batch", pod, (batch.nodes,) * 3, {})],
+            },
+        },
+    }
+
+
+def _batch_command(config: DeploymentConfig, batch: BatchConfig) -> list[str]:
+    endpoint = batch.endpoint or f"http://{config.kubernetes.name}-serve-svc:{config.router.port}"
+    return ["python", "-m", "cluster.batch", "--input", batch.input, "--output", batch.output, "--endpoint", endpoint]
+
+
+def _ray_cluster(config: DeploymentConfig, component: str, data: str | None = None) -> Object:
     """A Ray cluster's spec without its worker groups. The head runs no actors. component, data: as in `ray_pod`."""
     pod = config.kubernetes.head
     return {
@@ -83,7 +112,7 @@ def ray_cluster(config: DeploymentConfig, component: str, data: str | None = Non
     }
 
 
-def ray_metadata(settings: KubernetesConfig, suffix: str = "", **annotations: str) -> Object:
+def _ray_metadata(settings: KubernetesConfig, suffix: str = "", **annotations: str) -> Object:
     """Of a RayService or a RayJob: with the labels and annotations of the deployment file."""
     found = metadata(settings, suffix, suffix or None)
     found["labels"] |= settings.labels
@@ -91,7 +120,7 @@ def ray_metadata(settings: KubernetesConfig, suffix: str = "", **annotations: st
     return found | ({"annotations": annotations} if annotations else {})
 
 
-def worker_group(name: str, template: Object, sizes: tuple[int, int, int], holds: dict[str, int]) -> Object:
+def _worker_group(name: str, template: Object, sizes: tuple[int, int, int], holds: dict[str, int]) -> Object:
     """A worker group. sizes: nodes at the start, minimum, maximum. holds: custom Ray resources of one node."""
     replicas, at_least, at_most = sizes
     return {
@@ -112,7 +141,7 @@ def _groups(config: DeploymentConfig) -> list[Object]:
     pod = ray_pod(config, "router", settings.router, cpu=cpu)
     sizes = (router.replicas,) * 3
     return [
-        worker_group("router", pod, sizes, _on_one_node({ROUTER_RESOURCE: 1, **router.resources})),
+        _worker_group("router", pod, sizes, _on_one_node({ROUTER_RESOURCE: 1, **router.resources})),
         *(_pool_group(config, name, pool, getattr(settings, name)) for name, pool in config.pools.items()),
     ]
 
@@ -126,7 +155,7 @@ def _pool_group(config: DeploymentConfig, name: str, pool: PoolConfig, pod: PodC
         holds[ACCELERATOR + pool.accelerator_type] = 1
     at_least = pool.autoscaling.min_replicas if pool.autoscaling else pool.replicas
     sizes = (pool.replicas, at_least, pool.most_replicas)
-    group = worker_group(name, ray_pod(config, name, pod, cpu=cpu, gpus=math.ceil(gpus)), sizes, holds)
+    group = _worker_group(name, ray_pod(config, name, pod, cpu=cpu, gpus=math.ceil(gpus)), sizes, holds)
     if pool.nodes_per_replica > 1:
         group["numOfHosts"] = pool.nodes_per_replica  # sizes count groups of this many pods
     return group | ({"labels": dict(pool.node_labels)} if pool.node_labels else {})

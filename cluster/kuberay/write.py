@@ -1,4 +1,8 @@
-"""All Kubernetes objects of a deployment, by file, and writing these files."""
+"""All Kubernetes objects of a deployment, by file, and writing these files.
+
+For Prometheus and Grafana they have pod monitors, and the alert rules and the dashboard of `cluster/monitoring`. Every
+Ray node exports the metrics of its pool; the head also exports those of Ray itself.
+"""
 
 from pathlib import Path
 
@@ -6,11 +10,14 @@ import yaml
 
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.guards import disruption_budgets, network_policies
-from cluster.kuberay.job import batch_job
-from cluster.kuberay.monitoring import alert_rules, dashboard, pod_monitors
-from cluster.kuberay.pods import Object
-from cluster.kuberay.service import ray_service
+from cluster.kuberay.pods import Object, labels, metadata
+from cluster.kuberay.service import batch_job, ray_service
 from skim_common.errors import SkimError
+
+MONITORING = Path(__file__).parents[1] / "monitoring"
+RULES, DASHBOARD = MONITORING / "rules.yaml", MONITORING / "dashboard.json"
+
+NODE_LABELS = {"ray_io_cluster": "ray_io_cluster", "app_kubernetes_io_component": "component"}
 
 HEADER = "# Written by `skim manifests`: change the deployment file, not this one.\n"
 
@@ -61,3 +68,50 @@ def write_manifests(config: DeploymentConfig, folder: Path) -> list[Path]:
 
 def manifest_yaml(objects: list[Object]) -> str:
     return HEADER + yaml.dump_all(objects, Dumper=_Readable, sort_keys=False, allow_unicode=True, width=120)
+
+
+def pod_monitors(config: DeploymentConfig) -> list[Object]:
+    """PodMonitors of the Prometheus operator. ServiceMonitors do not fit, because a pool has no Service."""
+    settings = config.kubernetes
+    ports = {"nodes": ("metrics",), "head": ("as-metrics", "dash-metrics")}
+    return [
+        {
+            "apiVersion": "monitoring.coreos.com/v1",
+            "kind": "PodMonitor",
+            "metadata": {**metadata(settings, name), "labels": {**labels(settings), **settings.monitor_labels}},
+            "spec": {
+                "selector": {"matchLabels": labels(settings, "head" if name == "head" else None)},
+                "podMetricsEndpoints": [{"port": port, "relabelings": _relabelings()} for port in found],
+            },
+        }
+        for name, found in ports.items()
+    ]
+
+
+def alert_rules(config: DeploymentConfig) -> Object:
+    """A PrometheusRule of the Prometheus operator."""
+    settings = config.kubernetes
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {**metadata(settings), "labels": {**labels(settings), **settings.monitor_labels}},
+        "spec": yaml.safe_load(RULES.read_text(encoding="utf-8")),
+    }
+
+
+def dashboard(config: DeploymentConfig) -> Object:
+    """A ConfigMap that the dashboard sidecar of Grafana's Helm chart finds by its label."""
+    found = metadata(config.kubernetes, "dashboard")
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {**found, "labels": {**found["labels"], "grafana_dashboard": "1"}},
+        "data": {"skim.json": DASHBOARD.read_text(encoding="utf-8")},
+    }
+
+
+def _relabelings() -> list[Object]:
+    return [
+        {"sourceLabels": [f"__meta_kubernetes_pod_label_{source}"], "targetLabel": target}
+        for source, target in NODE_LABELS.items()
+    ]

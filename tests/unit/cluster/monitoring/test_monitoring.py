@@ -19,7 +19,7 @@ import yaml
 
 from actors.observability.metric_table import METRICS
 from cluster.config.load import load_config
-from cluster.kuberay.monitoring import DASHBOARD, RULES, alert_rules, dashboard
+from cluster.kuberay.write import DASHBOARD, RULES, alert_rules, dashboard
 
 ROOT = Path(__file__).parents[4]
 ALERTS = Path(__file__).with_name("alerts.yaml")
