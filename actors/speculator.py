@@ -46,8 +46,7 @@ class SpeculatorActor(PoolActor):
         self._draft_spans = DraftSpans(self._tracer)
         async with self._start("speculator", own):
             engine = create_engine(own.engine, own.model, tensor_parallel=own.tensor_parallel, options=own.options)
-            if own.start_probe != "off":
-                await ensure_heads(engine, own.model)
+            await ensure_heads(engine, own.model)
             translation = translation_for(own.model, reads_for) if reads_for else None
             self._engine = translated(engine, translation)
             text = reads_for if translation and reads_for else own.model

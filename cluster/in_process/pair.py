@@ -171,7 +171,6 @@ class Pair:
             PrefillOptions(**fields),
             decode,
             config.target.model if is_within_reach(config.target.model) else None,
-            finds_heads=config.speculator.start_probe != "off",
         )
         return pair
 
@@ -182,8 +181,6 @@ class Pair:
         prefill: PrefillOptions,
         decode: DecodeOptions | None,
         reads_for: str | None,
-        *,
-        finds_heads: bool = True,
     ) -> None:
         if speculator is None and target is None:
             raise SkimError("a pair needs a target, a speculator or both")
@@ -192,8 +189,7 @@ class Pair:
         async def start() -> AsyncPair:
             pair = AsyncPair(speculator=speculator, target=target, reads_for=reads_for)
             try:
-                if finds_heads:
-                    await pair.ensure_heads()
+                await pair.ensure_heads()
             except BaseException:
                 await pair.close()
                 raise

@@ -7,6 +7,7 @@ prompt is worth more than one that looks much in few. COUNT, DEPTH and LAST are 
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol, runtime_checkable
 from uuid import uuid4
 
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 COUNT = 8
 DEPTH = 0.8
-"""The heads are in this share of the layers, the lowest: the others need not run for a window."""
+"""The heads are in this share of the layers, the lowest."""
 LAST = 0.5
 """The weight of the last token's row; that of the question's rows is the rest to 1."""
 
@@ -98,15 +99,16 @@ def _fingerprint(engine: SpeculatorEngine) -> str:
 async def ensure_heads(engine: SpeculatorEngine, model: str) -> None:
     """Find the heads of a HeadReader that has no head profile, and save them for later starts on this machine.
 
-    Not of random weights or an artificial language, whose attention fails the start probe. model: as in `find_heads`.
-    Raises as `find_heads`.
+    Not of random weights or an artificial language, whose attention fails the start probe, and not where the probe
+    cannot be asked in the model's tokens. model: as in `find_heads`. Raises SkimError if the engine fails.
     """
     if engine.info.has_head_profile or not isinstance(engine, HeadReader):
         return
     profile = None
-    if await find_failure(engine, model) is None:
-        logger.info("finding the retrieval heads of %s, once for this machine", model)
-        profile = await find_heads(engine, model)
+    with suppress(ModelError):
+        if await find_failure(engine, model) is None:
+            logger.info("finding the retrieval heads of %s, once for this machine", model)
+            profile = await find_heads(engine, model)
     if profile is None:
         logger.info("no heads of %s find what a question asks for: it reads every prompt as a whole", model)
     elif profile.fingerprint:

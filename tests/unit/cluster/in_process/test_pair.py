@@ -165,23 +165,6 @@ def test_a_pair_from_a_file_has_the_files_options(messages):
             pair.ask("Hello.")
 
 
-@pytest.mark.parametrize(("start_probe", "searched"), [("dense", True), ("off", False)])
-def test_heads_are_found_unless_the_file_trusts_the_model(monkeypatch, start_probe, searched):
-    told = []
-
-    async def ensure_heads(pair):
-        told.append(pair)
-
-    monkeypatch.setattr(AsyncPair, "ensure_heads", ensure_heads)
-    config = load_config(EXAMPLE)
-    mock = {"engine": "mock", "engine_options": {}, "start_probe": start_probe}
-    config = config.with_pools({name: pool.model_copy(update=mock) for name, pool in config.pools.items()})
-    with Pair.from_config(config, only="speculator"):
-        assert len(told) == searched
-    with Pair(speculator=SPECULATOR, engine="mock"):
-        assert len(told) == searched + 1
-
-
 def test_a_pair_whose_search_fails_is_closed(monkeypatch):
     closed, close = [], AsyncPair.close
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks.mock_engines.speculator import MockSpeculator
+from skim_common.errors import ModelError
 from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model
 from skim_common.models.needle_prompt import needle_prompts
@@ -178,3 +179,14 @@ def test_saving_leaves_no_half_written_file(tmp_path, monkeypatch):
     with pytest.raises(pytest.fail.Exception):
         save(profile.model_copy(update={"model": "other"}), tmp_path / "heads.json")
     assert load(tmp_path / "heads.json") == profile
+
+
+async def test_a_model_that_cannot_be_asked_in_its_tokens_starts_without_heads(monkeypatch, caplog):
+    async def fails(engine, model):
+        raise ModelError("no tokenizer")
+
+    monkeypatch.setattr(module, "find_failure", fails)
+    with caplog.at_level(logging.INFO):
+        await ensure_heads(engine := KnownEngine(), MODEL)
+    assert not engine.info.has_head_profile
+    assert "reads every prompt as a whole" in caplog.text
