@@ -12,6 +12,11 @@ from kv_transfer.engine import Engine
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import Span
+from skim_common.errors import InvalidRequestError
+
+
+class TooLongError(InvalidRequestError):
+    """The text has more of the speculator's own tokens than it reads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,8 +86,8 @@ class SpeculatorEngine(Engine, Protocol):
     async def score(self, request: ScoreRequest) -> Scores:
         """Prefill the prompt, decode `options.tokens_ahead` tokens greedily, score the M prompt tokens.
 
-        Raises InvalidRequestError if M + tokens_ahead exceeds `info.max_model_len`, EngineUnavailableError if the
-        engine is dead.
+        Raises InvalidRequestError if M + tokens_ahead exceeds `info.max_model_len`, TooLongError if the text does so in
+        an own tokenizer, and EngineUnavailableError if the engine is dead.
         """
         ...
 

@@ -20,8 +20,11 @@ from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import SelectRequest
 from kv_transfer.windows import QUESTION_SHARE, asks_for_windows, plan_of, shares
 from speculator_service.apart import apart
-from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
+from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine, TooLongError
 from speculator_service.reading.plan import windows_of
+
+LEAST_HALVED = 256
+"""Tokens. A shorter text is too long only with a question that is too long itself."""
 
 
 def reads_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> bool:
@@ -53,15 +56,33 @@ async def read_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> S
 async def read_texts(engine: SpeculatorEngine, request: SelectRequest, texts: dict[str, Int32Array]) -> list[Scores]:
     """The scores of each text, which is read as a short prompt with the questions of `request` behind it.
 
-    texts: tokens, int32 [n], by what is added to the request's id. Raises as `SpeculatorEngine.score`.
+    texts: tokens, int32 [n], by what is added to the request's id. One that is too long for the speculator in its own
+    tokens is read in halves. Raises as `SpeculatorEngine.score`.
     """
     questions = _questions(request)
-    tasks = [asyncio.create_task(_read(engine, request, name, text, questions)) for name, text in texts.items()]
+    tasks = [asyncio.create_task(_halved(engine, request, name, text, questions)) for name, text in texts.items()]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def _halved(
+    engine: SpeculatorEngine, request: SelectRequest, name: str, text: Int32Array, questions: Sequence[Int32Array]
+) -> Scores:
+    try:
+        return await _read(engine, request, name, text, questions)
+    except TooLongError:
+        if text.size < LEAST_HALVED:
+            raise
+    half = text.size // 2
+    parts = [
+        await _halved(engine, request, f"{name}.{at}", part, questions)
+        for at, part in ((0, text[:half]), (1, text[half:]))
+    ]
+    importance = torch.cat([part.importance for part in parts])
+    return Scores(importance, [], parts[0].timings, sum(part.cached_tokens for part in parts))
 
 
 async def _read(

@@ -9,7 +9,7 @@ from kv_transfer.layout import TextLayout
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from skim_common.models.needle_prompt import needle_prompts
-from speculator_service.engine import SpeculatorEngine
+from speculator_service.engine import SpeculatorEngine, TooLongError
 from speculator_service.service import SpeculatorService
 
 KEEP_RATE = 1 / 6
@@ -49,7 +49,10 @@ async def find_failure(engine: SpeculatorEngine, model: str, *, heads_alone: boo
             TextLayout(asked, units=prompt.starts, questions=asked),
             cache_salt=name,  # nothing of an earlier probe may be found in the prefix cache
         )
-        kept = (await service.select(request)).kept.positions
+        try:
+            kept = (await service.select(request)).kept.positions
+        except TooLongError:
+            return None
         if not np.isin(np.arange(*prompt.needle), kept).all():
             return (
                 f"by the speculator's scores ({scoring}) a fact that the question asks for is not among the best sixth"

@@ -17,18 +17,15 @@ import torch
 from kv_transfer.arrays import Int32Array, no_numbers
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.spans import segments_of
-from skim_common.errors import InvalidRequestError, SessionLostError
+from skim_common.errors import SessionLostError
 from skim_common.models.info import ModelInfo, inspect_model, same_tokens
 from skim_common.models.source import is_within_reach
-from speculator_service.engine import Drafted, ScoreRequest, Scores, SpeculatorEngine
+from speculator_service.engine import Drafted, ScoreRequest, Scores, SpeculatorEngine, TooLongError
 from speculator_service.translation.answer import AnswerTranslation
 from speculator_service.translation.token_text import TokenText
 from speculator_service.translation.translator import Translator
 
 logger = logging.getLogger(__name__)
-
-NO_LIMIT = 2**31 - 1
-"""Length limit in the target's tokens. The limit of the speculator counts its own tokens of the same text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +62,8 @@ def translated(engine: SpeculatorEngine, translation: Translation | None) -> Spe
 class TranslatingSpeculator(SpeculatorEngine):
     """`SpeculatorEngine` in the target's tokens, over an engine with another tokenizer.
 
-    info: the engine's, with the target's vocabulary.
+    info: the engine's, with the target's vocabulary. Its limits count the speculator's tokens. So a window that fits by
+    the target's tokens can be too long (`TooLongError`).
     """
 
     def __init__(self, engine: SpeculatorEngine, translation: Translation) -> None:
@@ -73,13 +71,7 @@ class TranslatingSpeculator(SpeculatorEngine):
         self.supports_drafts, self.session_limits = engine.supports_drafts, engine.session_limits
         self.shares_device = engine.shares_device
         target = translation.target
-        self.info = replace(
-            engine.info,
-            vocab_size=target.vocab_size,
-            fingerprint=target.fingerprint,
-            max_model_len=NO_LIMIT,
-            max_position=NO_LIMIT,
-        )
+        self.info = replace(engine.info, vocab_size=target.vocab_size, fingerprint=target.fingerprint)
         self._answers: dict[str, AnswerTranslation] = {}
 
     async def score(self, request: ScoreRequest) -> Scores:
@@ -104,7 +96,7 @@ class TranslatingSpeculator(SpeculatorEngine):
     def _check_length(self, tokens: int, look_ahead: int) -> None:
         limit = min(self._engine.info.max_model_len, self._engine.info.max_position)
         if tokens + look_ahead > limit:
-            raise InvalidRequestError(
+            raise TooLongError(
                 f"the prompt has {tokens} tokens in the speculator's own tokenizer and look_ahead is {look_ahead}, but "
                 f'the speculator reads at most {limit}; shorten the prompt or send "speculative_prefill": false'
             )

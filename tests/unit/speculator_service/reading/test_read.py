@@ -16,7 +16,7 @@ from kv_transfer.options import AUTO_COVERAGE, HEADS_COVERAGE, LONG_COVERAGE, LO
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
-from speculator_service.engine import Scores
+from speculator_service.engine import Scores, TooLongError
 from speculator_service.reading.read import read_in_windows, reads_in_windows
 from speculator_service.service import SpeculatorService
 from tests.unit.kv_transfer.layouts import layout_of, relaid
@@ -105,6 +105,35 @@ async def test_several_questions_share_the_room_for_one():
     assert last == (*range(700, 707), *range(983, 990))
     between = [window.token_ids[window.questions[0][1] : window.questions[1][0]].tolist() for window in engine.asked]
     assert between == [[3]] * len(engine.asked)
+
+
+class Inflating(Heads):
+    """An engine with a tokenizer of its own, in which texts are three times as long. It reads 900 of its tokens."""
+
+    async def score(self, request):
+        if 3 * request.token_ids.size > 900:
+            raise TooLongError("too long")
+        return await super().score(request)
+
+
+async def test_a_window_that_is_too_long_in_the_speculators_own_tokens_is_read_in_halves():
+    long = asking(options=WINDOWS.model_copy(update={"window_tokens": 512}))
+    scores = await read_in_windows(engine := Inflating(), long)
+    assert np.array_equal(scores.importance.numpy()[:TEXT], (long.token_ids[:TEXT] / 4096).astype(np.float32))
+    assert all(len(window.questions) == 1 for window in engine.asked)
+    assert scores.cached_tokens == 10 * len(engine.asked)
+    assert len({window.request_id for window in engine.asked}) == len(engine.asked) > 1
+
+
+async def test_a_question_that_is_too_long_is_not_halved_for_ever():
+    class Full(Heads):
+        async def score(self, request):
+            self.asked.append(request)
+            raise TooLongError("too long")
+
+    with pytest.raises(TooLongError):
+        await read_in_windows(engine := Full(), asking())
+    assert len(engine.asked) < 20
 
 
 async def test_a_window_that_fails_ends_all_others():
