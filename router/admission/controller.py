@@ -70,11 +70,15 @@ class Admission:
         self._dispatch()
 
     def refuse_early(self, request: AdmissionRequest) -> None:
-        """Raises OverloadedError if a request would be refused whatever it asks for. It need not be tokenized then."""
+        """Raises OverloadedError if a prompt would be refused whatever it asks for. It need not be read then."""
+        if request.group.refusal is not None:
+            raise request.group.refusal
+        if request.group.prompts:
+            return
         try:
             self._check(request, Work())
         except OverloadedError as error:
-            self._count(error)
+            self._refuse_group(request, error)
             raise
 
     def load(self) -> float:
@@ -92,9 +96,7 @@ class Admission:
         try:
             ticket = self._accept(request, work, less)
         except OverloadedError as error:
-            if request.group.refusal is None:
-                request.group.refusal = error
-                self._count(error)
+            self._refuse_group(request, error)
             raise
         arrived = self._clock()
         try:
@@ -325,6 +327,11 @@ class Admission:
             self._ends_s += (1 - ENDS_DECAY) * (now - self._ended_at - self._ends_s)
         self._ended_at = now
         self._dispatch()
+
+    def _refuse_group(self, request: AdmissionRequest, error: OverloadedError) -> None:
+        if request.group.refusal is None:
+            request.group.refusal = error
+            self._count(error)
 
     def _count(self, error: OverloadedError) -> None:
         self._meter.record("skim_router_refused_total", 1, reason=error.reason)

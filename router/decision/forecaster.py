@@ -70,13 +70,14 @@ class Forecaster:
         windows: WindowReads | None = None,
         *,
         adapted: bool = False,
+        hashes: Sequence[bytes] | None = None,
     ) -> Forecast:
         """The forecast of a prompt. ids: int32 [M]. layout: without its units.
 
         told: how many later turns it has, if the client has told it (`router.options.headers`).
-        windows, adapted: as in Forecast.
+        windows, adapted, hashes: as in Forecast; hashes are computed if they are not known.
         """
-        hashes = block_hashes(ids, BLOCK_TOKENS, salt)
+        hashes = block_hashes(ids, BLOCK_TOKENS, salt) if hashes is None else hashes
         sizes = KeptSizes.of(int(ids.size), options.protect_last, layout)
         ledgers = self.caches.dense, self._read_ledger(windows), self.caches.kept
         dense, read, kept = (ledger.find(ids, hashes) for ledger in ledgers)

@@ -13,9 +13,19 @@ from router.decision.cost_model import Work
 from router.decision.forecaster import Forecaster
 from router.decision.guard import says_how_much
 from router.decision.rules import Decision
-from router.dispatch.request import Prepared, Request
+from router.dispatch.request import Prepared, Prompt, Request
 from router.dispatch.state import CallState, Outcome
 from router.options.request import PrefillOptions
+
+
+def asking(prompt: Prompt, call: CallState) -> AdmissionRequest:
+    """What is known of a prompt that asks for admission before it is read."""
+    request = call.request
+    step = request.beam_search and call.group.prompts > 0
+    # A beam search's later steps go before all others, because their request runs already.
+    priority = FIRST_PRIORITY if step else prompt.priority
+    share = request.caller.key.share if request.caller else 1.0
+    return AdmissionRequest(request.key, share, priority, request.deadline, call.group)
 
 
 def admit(
@@ -26,12 +36,7 @@ def admit(
     decision: Decision,
 ) -> AbstractAsyncContextManager[Ticket]:
     """As `Admission.admitted`, for a prompt in the mode of `decision`."""
-    request, most_tokens = call.request, prepared.prompt.max_tokens
-    step = request.beam_search and call.group.prompts > 0
-    # A beam search's later steps go before all others, because their request runs already.
-    priority = FIRST_PRIORITY if step else prepared.prompt.priority
-    share = request.caller.key.share if request.caller else 1.0
-    asking = AdmissionRequest(request.key, share, priority, request.deadline, call.group)
+    request, most_tokens, asked = call.request, prepared.prompt.max_tokens, asking(prepared.prompt, call)
     drafts = prepared.reads_for_drafts
     work = forecaster.work(
         prepared.forecast, prepared.options, most_tokens, selects=decision.speculative, reads_for_drafts=drafts
@@ -41,7 +46,7 @@ def admit(
     less: Work | None = None
     if decision.speculative and (options := _with_least_keep(prepared, request)) is not None:
         less = forecaster.work(prepared.forecast, options, most_tokens, selects=True, reads_for_drafts=drafts)
-    return admission.admitted(asking, work, less)
+    return admission.admitted(asked, work, less)
 
 
 def shed_load(prepared: Prepared, outcome: Outcome, ticket: Ticket, meter: Meter) -> Prepared:

@@ -19,7 +19,7 @@ from router.decision.catch_up import stays_dense
 from router.decision.forecaster import Forecaster
 from router.decision.guard import Guard
 from router.decision.rules import CACHED, Decision
-from router.dispatch.admit import admit, shed_load
+from router.dispatch.admit import admit, asking, shed_load
 from router.dispatch.catch_up import CatchUps
 from router.dispatch.generation import Generation
 from router.dispatch.losses import loss_refused
@@ -164,6 +164,7 @@ class Dispatcher:
         try:
             self._begin(request_id, outcome)
             self._refuse(prompt, outcome)
+            self.admission.refuse_early(asking(prompt, call))
             whole = await self._preparation.prepare(self.pools, request_id, prompt, call.request)
             self.catch_ups.arrived(whole)
             decision = self._decide(whole, outcome)

@@ -1,8 +1,13 @@
 """What is known of a prompt before its mode is chosen: spans, what the rules say, the guard's advice, the forecast."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from actors.observability.meter import Meter
 from kv_transfer.messages import ADAPTER
+from kv_transfer.prefix_hash import block_hashes
 from kv_transfer.windows import WindowPlan
+from router.decision.cache_ledger import BLOCK_TOKENS
 from router.decision.forecaster import Forecaster
 from router.decision.guard import Advice, Guard
 from router.decision.rules import Decision, RequestTraits, decide
@@ -10,9 +15,21 @@ from router.decision.window_reads import WindowReads
 from router.dispatch.apart import apart
 from router.dispatch.metrics import record_speeds
 from router.dispatch.request import Prepared, Prompt, Request
+from router.options.request import PrefillOptions
 from router.pools.interface import Pools
 from router.pools.prefix_affinity import PrefixKeys
 from router.prompt.protected_spans import PromptSpans
+
+
+class _Read(NamedTuple):
+    """What the text of a prompt says. windows, hashes: as in Forecast."""
+
+    spans: PromptSpans
+    ruled: Decision
+    advice: Advice
+    options: PrefillOptions
+    windows: WindowReads | None
+    hashes: Sequence[bytes]
 
 
 class Preparation:
@@ -23,30 +40,39 @@ class Preparation:
         self._keys = PrefixKeys() if keys else None
 
     async def prepare(self, pools: Pools, request_id: str, prompt: Prompt, request: Request) -> Prepared:
-        """The guard advises only where the prompt does not run dense anyway."""
+        """Raises InvalidRequestError for spans that are not in the prompt."""
         rendered = prompt.rendered
-        spans = await apart(len(rendered.text or ""), rendered.spans, request.options)
-        layout, ruled = spans.layout, _rule(pools, prompt, request, spans)
-        advice = Advice(request.options, acts=False)
-        if ruled.speculative:
-            task = rendered.task_text(layout)
-            advice = self._guard.advise(request.options, task, explicit=request.keep_fields is not None)
+        read = await apart(rendered.length, self._read, pools, prompt, request)
+        spans, ruled, advice, options, windows, hashes = read
         for pool, model in (("speculator", pools.speculator), ("target", pools.target)):
             if model is not None:
                 self._forecaster.know(pool, model, pools.replicas(pool))
-        speculator = pools.speculator
-        may_drop = ~layout.fixed(rendered.size, advice.options.protect_last)
-        plan = WindowPlan.of(may_drop, layout, advice.options.window_tokens)
-        options = advice.options.for_prompt(windows=bool(speculator and speculator.has_head_profile and plan))
-        windows = WindowReads.of(options, plan, rendered.size, layout.frame.head.size if layout.frame else 0)
         salt, hinted, adapted = prompt.cache_salt, request.later_requests, ADAPTER in prompt.engine_args
-        forecast = self._forecaster.look(rendered.token_ids, salt, options, layout, hinted, windows, adapted=adapted)
+        forecast = self._forecaster.look(
+            rendered.token_ids, salt, options, spans.layout, hinted, windows, adapted=adapted, hashes=hashes
+        )
         record_speeds(self._meter, self._forecaster.speeds())  # here they are fitted anyway
         affinity = ""
         if self._keys:
             affinity = self._keys.key(rendered.token_ids, spans.opening, salt, hashes=forecast.hashes)
         decode = request.decode_for(prompt.sampling)
         return Prepared(prompt, request_id, options, decode, spans, ruled, advice, forecast, affinity)
+
+    def _read(self, pools: Pools, prompt: Prompt, request: Request) -> _Read:
+        """Read the text, perhaps in a thread. The guard advises only where the prompt does not run dense anyway."""
+        rendered, speculator = prompt.rendered, pools.speculator
+        spans = rendered.spans(request.options)
+        layout, ruled = spans.layout, _rule(pools, prompt, request, spans)
+        advice = Advice(request.options, acts=False)
+        if ruled.speculative:
+            task = rendered.task_text(layout)
+            advice = self._guard.advise(request.options, task, explicit=request.keep_fields is not None)
+        may_drop = ~layout.fixed(rendered.size, advice.options.protect_last)
+        plan = WindowPlan.of(may_drop, layout, advice.options.window_tokens)
+        options = advice.options.for_prompt(windows=bool(speculator and speculator.has_head_profile and plan))
+        windows = WindowReads.of(options, plan, rendered.size, layout.frame.head.size if layout.frame else 0)
+        hashes = block_hashes(rendered.token_ids, BLOCK_TOKENS, prompt.cache_salt)
+        return _Read(spans, ruled, advice, options, windows, hashes)
 
 
 def _rule(pools: Pools, prompt: Prompt, request: Request, spans: PromptSpans) -> Decision:

@@ -54,7 +54,7 @@ class SelectionClient:
             if (speculator := pools.speculator) is not None:
                 advice = _OR_DENSE if prepared.prompt.answers else OR_LEXICAL
                 check_readable(_request(prepared, None), speculator, advice)
-            prepared = await apart(len(prepared.prompt.rendered.text or ""), prepared.with_units)
+            prepared = await apart(prepared.prompt.rendered.length, prepared.with_units)
             request = _request(prepared, deadline.left_ms)
             prepared, selection = await self._ask(pools, prepared, outcome, ticket, request)
         except InvalidRequestError:

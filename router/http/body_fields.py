@@ -1,42 +1,25 @@
 """What the router itself reads of a request's JSON body, and the values that it refuses before vLLM's app sees them.
 
-vLLM's app parses the body too. So the router parses it only if the bytes contain something that concerns the router.
+vLLM's app parses the body too. So the router skips all but its own fields, unless a value may be one to refuse.
 """
 
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple, TypedDict
+
+import msgspec
 
 from kv_transfer.limits.target import reserved_names
+from router.options.context_management import FIELD
 from router.options.errors import InvalidOptionError
-from router.options.request import clipped
+from router.options.request import DECODE, PREFILL, clipped
+from router.prompt.keep_fields import KeepFields, extract_keep_fields
 from skim_common.nesting import MAX_DEPTH, too_deep
 
 # What vLLM's schema of /v1/messages lacks, and without which an answer would be another one.
 _OF_ANTHROPIC = ("mcp_servers", "container", "compaction", "thread", "output_format")
-# A body without these needs no second JSON parse. Escapes (\\u) and UTF-16 or UTF-32 (NUL bytes) can hide the names.
-_TELLTALES = (
-    b"speculative_",
-    b"_transfer_params",
-    b"vllm_xargs",
-    b"structured_outputs",
-    b"logit_bias",
-    b"context_management",
-    b"background",
-    b"truncation",
-    b"return_token_offsets",
-    b"return_assistant_tokens_mask",
-    b"routed_experts_prompt_start",
-    b"echo",
-    b"use_beam_search",
-    b'"keep"',
-    b"nvext",
-    b"\\u",
-    b"\0",
-    *(f'"{name}"'.encode() for name in _OF_ANTHROPIC),
-)
-
 # Signs of a number that may not fit 64 bits, in a body that `_may_hold_wide_numbers` has made simple.
 _ZERO_DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 _WIDE_NUMBERS = (b"0" * 19, b"0e000", b"NaN", b"Infinity", b"\0")
@@ -49,6 +32,36 @@ _WITHOUT_EFFECT = ("return_token_offsets", "return_assistant_tokens_mask", "rout
 _LOWEST, _HIGHEST = -(2**63), 2**64 - 1
 _MOST_DIGITS = 20
 
+_READ = (*_RESERVED, *_NEVER_NULL, *_WITHOUT_EFFECT, *_OF_ANTHROPIC, PREFILL.name, DECODE.name, FIELD)
+_READ_TOO = ("vllm_xargs", "structured_outputs", "logit_bias", "echo", "use_beam_search", "tools", "nvext")
+_DECODER = msgspec.json.Decoder(TypedDict("_Fields", dict.fromkeys(_READ + _READ_TOO, Any), total=False))  # type: ignore[operator]
+"""Skips all other fields."""
+_MAY_HOLD_KEEP = (b'"keep"', b"\\u006", b"\\u007")
+"""Signs of a `keep` at some depth, and of escapes that can hide one."""
+
+
+class BodyFields(NamedTuple):
+    """fields: those that the router reads, and perhaps others. body: as vLLM's app is to read it."""
+
+    fields: dict[str, Any]
+    keep_fields: KeepFields | None
+    body: bytes
+
+
+def is_skimmed(body: bytes) -> bool:
+    """Whether `parse_body` takes as little time as to search the bytes."""
+    return not _needs_all(body) and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
+
+
+def parse_body(body: bytes, path: str) -> BodyFields:
+    """A body that is sent to `path`. Raises as `check_depth`, `read_fields` and `extract_keep_fields`."""
+    check_depth(body)
+    fields = read_fields(body, path)
+    keep_fields = extract_keep_fields(fields, path)
+    if keep_fields is not None:
+        body = json.dumps(fields, ensure_ascii=False).encode()
+    return BodyFields(fields, keep_fields, body)
+
 
 def check_depth(body: bytes) -> None:
     """Raise InvalidOptionError for a body that what reads it could not follow, here or in vLLM and pydantic."""
@@ -58,25 +71,24 @@ def check_depth(body: bytes) -> None:
 
 
 def read_fields(body: bytes, path: str) -> dict[str, Any]:
-    """The body's JSON object, sent to `path`, if it may hold a field of Skim or a value to refuse, else {}.
+    """The fields of the body's JSON object, sent to `path`: those of Skim, or all if there may be one to refuse.
 
     Raises InvalidOptionError for a field that no client may send, and for a value that vLLM or the messages between
     the pools cannot hold. The app refuses a malformed body, for which this is {}.
     """
-    has_wide, has_surrogates = _may_hold_wide_numbers(body), _may_hold_surrogates(body)
-    if not (has_wide or has_surrogates or any(telltale in body for telltale in _TELLTALES)):
-        return {}
+    needs_all = _needs_all(body)
     try:
-        fields = json.loads(body, parse_int=_read_int if has_wide else None)
+        fields = _parsed(body, needs_all=needs_all)
     except (ValueError, RecursionError):
         return {}
     if isinstance(fields, dict):
         _refuse_reserved(fields)
         if not path.endswith("/render"):
-            _refuse_ignored(fields, _WITHOUT_EFFECT + (_OF_ANTHROPIC if path.endswith("/messages") else ()))
+            of_anthropic = path.endswith(("/messages", "/messages/count_tokens"))
+            _refuse_ignored(fields, _WITHOUT_EFFECT + (_OF_ANTHROPIC if of_anthropic else ()))
         if path.endswith("/responses"):
             _refuse_nulls(fields)
-    if has_wide or has_surrogates:
+    if needs_all:
         _refuse_unsendable(fields)
     if not isinstance(fields, dict):
         return {}
@@ -84,6 +96,19 @@ def read_fields(body: bytes, path: str) -> dict[str, Any]:
         raise InvalidOptionError("structured_outputs must be an object", "structured_outputs")
     _refuse_wide_token_ids(fields.get("logit_bias"))
     return fields
+
+
+def _needs_all(body: bytes) -> bool:
+    holds_keep = any(sign in body for sign in _MAY_HOLD_KEEP)
+    return holds_keep or _may_hold_wide_numbers(body) or _may_hold_surrogates(body)
+
+
+def _parsed(body: bytes, *, needs_all: bool) -> Any:
+    """Raises ValueError and RecursionError."""
+    if not needs_all:
+        with suppress(msgspec.DecodeError):  # of what json.loads reads as well, such as a byte order mark
+            return _DECODER.decode(body)
+    return json.loads(body, parse_int=_read_int)
 
 
 def hinted_priority(fields: Mapping[str, Any]) -> int:

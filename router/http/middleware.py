@@ -4,7 +4,6 @@ It reads the options before the app parses the body. `router.http.response` send
 """
 
 import asyncio
-import json
 import time
 
 from starlette.datastructures import Headers
@@ -14,12 +13,13 @@ from actors.observability.tracing import NO_TRACER, Tracer
 from router.admission.intake_lock import IntakeLock
 from router.admission.rate_limits import caller_of
 from router.admission.ticket import AdmissionRequest
+from router.dispatch.apart import apart
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CURRENT, CallState, nothing
 from router.dispatch.tracing import TracedRequest, traced_request
 from router.explain.request_reports import RequestReports
-from router.http.body_fields import check_depth, hinted_priority, read_fields
+from router.http.body_fields import BodyFields, hinted_priority, is_skimmed, parse_body
 from router.http.body_limits import BodyBudget, check_headers, read_body
 from router.http.response import DeferredResponse, respond
 from router.options.context_management import FIELD, read_edits
@@ -27,7 +27,6 @@ from router.options.errors import HttpError, RefusedError
 from router.options.headers import read_deadline, read_later_requests
 from router.options.request import DECODE, PREFILL, read_decode
 from router.options.settings import RouterConfig
-from router.prompt.keep_fields import extract_keep_fields
 from skim_common.deadline import Deadline
 from skim_common.errors import InvalidRequestError
 
@@ -69,21 +68,20 @@ class SkimMiddleware:
         release_intake = nothing
         try:
             try:
-                body, deadline, came = await self._read(scope, receive)
+                read, deadline, came = await self._read(scope, receive)
                 release_intake = await self._intake.enter()
-                request, body = self._request(Headers(scope=scope), body, scope, deadline, came)
+                request = self._request(Headers(scope=scope), read, scope, deadline, came)
             except (InvalidRequestError, RefusedError) as error:
                 release_intake()
                 await respond(HttpError.of(error), scope, receive, send)
                 return
             traced.call = call = CallState(request, traced.span, release_intake)
-            await self._pass_on(call, body, scope, receive, send)
+            await self._pass_on(call, read.body, scope, receive, send)
         finally:
             release_intake()  # whatever was raised: a request that waits for this one would wait for the alarm
 
-    async def _read(self, scope: Scope, receive: Receive) -> tuple[bytes, Deadline, float]:
-        """The body, which is no deeper than `MAX_DEPTH`, with `deadline` and `arrived` of Request. Raises what refuses
-        the request before it is taken in."""
+    async def _read(self, scope: Scope, receive: Receive) -> tuple[BodyFields, Deadline, float]:
+        """The body, with `deadline` and `arrived` of Request. Raises what refuses the request before it is taken in."""
         arrived, headers = asyncio.get_running_loop().time(), Headers(scope=scope)
         check_headers(headers)
         body = await read_body(headers, receive, self._settings, self._budget)
@@ -92,8 +90,8 @@ class SkimMiddleware:
         if scope["path"].endswith(_ADMITTED) and not _has_priority(headers, body):
             key = caller.key.name if caller else ""
             self._dispatcher.admission.refuse_early(AdmissionRequest(key, deadline=deadline))
-        check_depth(body)
-        return body, deadline, came
+        chars = 0 if is_skimmed(body) else len(body)
+        return await apart(chars, parse_body, body, scope["path"]), deadline, came
 
     async def _pass_on(self, call: CallState, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the app answer the call."""
@@ -111,25 +109,19 @@ class SkimMiddleware:
             CURRENT.reset(token)
             await response.close()
 
-    def _request(
-        self, headers: Headers, body: bytes, scope: Scope, deadline: Deadline, arrived: float
-    ) -> tuple[Request, bytes]:
-        """What the call asks, and its body as vLLM's app is to read it. deadline, arrived: as in Request."""
-        path: str = scope["path"]
-        fields = read_fields(body, path)
-        keep_fields = extract_keep_fields(fields, path)
-        if keep_fields is not None:
-            body = json.dumps(fields, ensure_ascii=False).encode()
+    def _request(self, headers: Headers, read: BodyFields, scope: Scope, deadline: Deadline, arrived: float) -> Request:
+        """What the call asks. deadline, arrived: as in Request."""
+        fields = read.fields
         decode = read_decode(self._dispatcher.decode_defaults, headers, fields.get(DECODE.name))
-        request = Request(
+        return Request(
             options=PREFILL.resolve(self._dispatcher.defaults, headers.get(PREFILL.header), fields.get(PREFILL.name)),
             decode=decode.decode,
             decode_is_explicit=bool(decode.model_fields_set),
             echo=bool(fields.get("echo")),
             beam_search=bool(fields.get("use_beam_search")),
-            keep_fields=keep_fields,
-            edits=read_edits(fields.get(FIELD), len(body)),
-            render_only=path.endswith("/render"),
+            keep_fields=read.keep_fields,
+            edits=read_edits(fields.get(FIELD), len(read.body)),
+            render_only=scope["path"].endswith("/render"),
             later_requests=read_later_requests(headers),
             has_tools=bool(fields.get("tools")),
             hinted_priority=hinted_priority(fields),
@@ -137,7 +129,6 @@ class SkimMiddleware:
             deadline=deadline,
             arrived=arrived,
         )
-        return request, body
 
 
 def _has_priority(headers: Headers, body: bytes) -> bool:

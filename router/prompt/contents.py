@@ -128,6 +128,14 @@ class MarkedChat:
         return found
 
 
+def chars_of(messages: Messages) -> int:
+    """The characters of all texts of messages whose contents are texts or lists."""
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents for part in (content if isinstance(content, list) else [content]))
+    texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
+    return sum(len(text) for text in texts if isinstance(text, str))
+
+
 def changed(messages: Messages, change: Callable[[int, str], str] = lambda _, text: text) -> list[dict[str, Any]]:
     """Copies of the messages with other texts. change: gets a message's index and one of its texts.
 

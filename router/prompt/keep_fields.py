@@ -16,6 +16,8 @@ from router.options.request import shown
 from router.prompt.markers import Markers
 
 _LISTS = {"/chat/completions": ("messages",), "/messages": ("system", "messages"), "/responses": ("input",)}
+_SAME_BODY = ("/render", "/count_tokens")
+"""Endpoints behind these that take the same body."""
 _TEXTS = ("text", "content", "output")
 _KEPT_KINDS = ("thinking", "redacted_thinking", "reasoning", "function_call", "tool_use", "refusal")
 
@@ -46,6 +48,8 @@ def extract_keep_fields(body: dict[str, Any], path: str) -> KeepFields | None:
     Raises InvalidOptionError for a value that is no `Keep`, for a `keep` of something that has no text or is always
     kept, and for one of the system prompt that is not `always`.
     """
+    for end in _SAME_BODY:
+        path = path.removesuffix(end)
     fields = next((fields for end, fields in _LISTS.items() if path.endswith(end)), ())
     if not fields or not any(_has_keep(body.get(name)) for name in fields):
         return None

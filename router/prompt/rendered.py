@@ -29,6 +29,11 @@ class RenderedPrompt:
         """M, the number of tokens."""
         return int(self.token_ids.size)
 
+    @property
+    def length(self) -> int:
+        """How long it takes to read, as characters of text."""
+        return len(self.text or "") or self.size
+
     def spans(self, options: PrefillOptions) -> PromptSpans:
         """What is known before the mode is chosen. Raises InvalidRequestError for spans that are not in the prompt."""
         return prompt_spans(self.size, options, self.chat, self.text, self.offsets)

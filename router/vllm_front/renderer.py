@@ -3,9 +3,8 @@
 The engine client gets token ids only; what they were rendered from is found here.
 """
 
-import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,11 +15,12 @@ import numpy as np
 from cachetools import LRUCache
 
 from kv_transfer.layout import Frame
+from router.dispatch.apart import apart
 from router.dispatch.state import CURRENT, CallState
 from router.options.context_management import ClearThinking
 from router.options.errors import HttpError
 from router.options.request import PrefillOptions, shown
-from router.prompt.contents import ChatContents, MarkedChat, Messages, changed, without_marks
+from router.prompt.contents import ChatContents, MarkedChat, Messages, changed, chars_of, without_marks
 from router.prompt.context_edits import PLACEHOLDER, without_thinking, without_tool_uses
 from router.prompt.control_tokens import ControlTokens
 from router.prompt.frame import frame_messages, frame_of, settings_of
@@ -45,8 +45,6 @@ HOOKED = (
 
 FRAMES = 16
 """So many frames are held: one for each set of parameters of the chat template."""
-INLINE_CHARS = 16384
-"""A text of so many characters takes a few ms. That is less than the way to a thread and back under load."""
 
 
 def reuse_known_tokens(renderer: Any) -> KnownTokens | None:
@@ -71,11 +69,7 @@ def reuse_known_tokens(renderer: Any) -> KnownTokens | None:
             return await plain(prompt, params)
         salt = call.request.salt(call.sent_salt)
         text = prompt["prompt"]
-        if len(text) <= INLINE_CHARS:
-            ids, offsets = known.tokenize(text, salt)
-        else:
-            loop = asyncio.get_running_loop()
-            ids, offsets = await loop.run_in_executor(renderer._executor, known.tokenize, text, salt)
+        ids, offsets = await apart(len(text), known.tokenize, text, salt)
         if wanted["truncation"] and ids.size > wanted["max_length"]:
             return await plain(prompt, params)
         # A list of pairs would cost as much to make and to read again as all the rest of this.
@@ -139,20 +133,25 @@ class ChatRecorder:
         with refusing(call):
             check_roles(marked)
         edits = [await self._edited(messages, call, chat_params, tok_params, kwargs) for messages in marked]
-        conversations = [without_marks(chat, keep_fields) if keep_fields else chat for chat, _ in edits]
+        chats, chars = [chat for chat, _ in edits], sum(map(chars_of, marked))
+        if keep_fields:
+            chats = await apart(chars, lambda: [without_marks(chat, keep_fields) for chat in chats])
         with refusing(call):
-            as_text = self._control_tokens is not None and any(map(self._control_tokens.in_chat, conversations))
+            as_text = await apart(chars, self._has_control_tokens, chats)
         if as_text or (request.options.enabled and not request.render_only):
             tok_params = replace(tok_params or self._renderer.default_chat_tok_params, return_token_offsets=True)
-        rendered, prompts = await self._plain_chat(conversations, chat_params, tok_params, **kwargs)
+        rendered, prompts = await self._plain_chat(chats, chat_params, tok_params, **kwargs)
         for (messages, applied), prompt in zip(edits, prompts, strict=True):
             sizes = pairwise([*(size for _, size in applied), len(prompt.get("prompt_token_ids") or ())])
             for (edit, _), (before, after) in zip(applied, sizes, strict=True):
                 call.edits.append({**edit, "cleared_input_tokens": before - after})
             call.chats[prompt.get("prompt")] = await self._contents(messages, call, chat_params, prompt)
             if as_text:
-                self._make_text(prompt, call)
+                await self._make_text(prompt, call)
         return rendered, prompts
+
+    def _has_control_tokens(self, chats: Sequence[Messages]) -> bool:
+        return self._control_tokens is not None and any(map(self._control_tokens.in_chat, chats))
 
     async def render_completions(self, prompts: Any, tok_params: Any = None, **kwargs: Any) -> Any:
         """As vLLM's `render_cmpl_async`."""
@@ -172,7 +171,8 @@ class ChatRecorder:
         unlimited = replace(unlimited, truncate_prompt_tokens=None, return_token_offsets=True)
         for edit in call.request.edits:
             keeps = call.request.keep_fields
-            plain = without_marks(messages, keeps) if keeps else messages
+            chars = chars_of(messages)
+            plain = await apart(chars, without_marks, messages, keeps) if keeps else messages
             _, [prompt] = await self._plain_chat([plain], params, unlimited, **kwargs)
             chat = await self._contents(messages, call, params, prompt)
             with refusing(call):
@@ -181,7 +181,8 @@ class ChatRecorder:
                 else:
                     offsets, kept = prompt.get("prompt_token_offsets"), call.request.options.protect_tools
                     placeholder = len(self._renderer.tokenizer.encode(PLACEHOLDER, add_special_tokens=False))
-                    edited, counts = without_tool_uses(edit, messages, chat, offsets, placeholder, kept)
+                    given = edit, messages, chat, offsets, placeholder, kept
+                    edited, counts = await apart(chars, without_tool_uses, *given)
             if any(counts.values()):
                 messages = edited
                 applied.append(({"type": edit.type, **counts}, len(prompt["prompt_token_ids"])))
@@ -191,13 +192,15 @@ class ChatRecorder:
         """Where the contents of `messages` are in the rendered `prompt`, and the frame of windows.
 
         messages: with the marks of the `keep` fields."""
+        text, keeps = prompt.get("prompt") or "", call.request.keep_fields
         with refusing(call):
             system = "system" in call.request.options.keep_by_role
-            chat = MarkedChat(messages, prompt.get("prompt") or "", call.request.keep_fields, system=system)
+            chat = await apart(len(text), partial(MarkedChat, messages, text, keeps, system=system))
         # Without offsets the places would have no use. The parts of a multimodal prompt are not fetched twice.
         if prompt.get("prompt_token_offsets") is None or prompt.get("type") != "token":
             return chat.contents(None)
-        contents = chat.contents(await self._text_of(chat.messages, params, "a chat is not mapped", "marked contents"))
+        marked = await self._text_of(chat.messages, params, "a chat is not mapped", "marked contents")
+        contents = await apart(len(text), chat.contents, marked)
         if call.request.options.read == "whole" or contents.contents is None:
             return contents
         return contents._replace(frame=await self._frame(params))
@@ -222,14 +225,14 @@ class ChatRecorder:
         text: str | None = rendered.get("prompt")
         return text
 
-    def _make_text(self, prompt: Any, call: CallState) -> None:
+    async def _make_text(self, prompt: Any, call: CallState) -> None:
         """Make plain text of the control tokens in the messages' texts."""
         text, ids, offsets = prompt["prompt"], prompt["prompt_token_ids"], prompt.get("prompt_token_offsets")
         assert self._control_tokens is not None
         with refusing(call):
             if isinstance(offsets, np.ndarray):
                 offsets = [(start, end) for start, end in offsets.tolist()]
-            found = self._control_tokens.as_text(text, ids, offsets, call.chats[text])
+            found = await apart(len(text), self._control_tokens.as_text, text, ids, offsets, call.chats[text])
             prompt["prompt_token_ids"], prompt["prompt_token_offsets"] = found
 
 

@@ -9,9 +9,8 @@ from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Se
 from kv_transfer.options import SelectionOptions
 from kv_transfer.wire import codec
 from kv_transfer.wire.codec import decode, encode
-from router.http.body_fields import check_depth, read_fields
+from router.http.body_fields import parse_body
 from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions, read_decode
-from router.prompt.keep_fields import extract_keep_fields
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo
 
@@ -69,9 +68,7 @@ def body(data: bytes) -> None:
     """What the middleware reads of a body, on each endpoint."""
     for path in PATHS:
         try:
-            check_depth(data)
-            fields = read_fields(data, path)
-            extract_keep_fields(fields, path)
+            parse_body(data, path)
         except InvalidRequestError:
             continue
 

@@ -170,6 +170,16 @@ def test_an_ordinary_body_is_not_parsed(monkeypatch):
     assert read_fields(json.dumps({"prompt": ids, "temperature": 1.5e-7, "seed": 2**59}).encode(), CHAT) == {}
 
 
+@pytest.mark.parametrize("name", ["tools", "echo", "nvext", "context_management", "thread", "speculative_prefill"])
+@pytest.mark.parametrize("text", ["%s", "\ufeff%s", '{"k": "echo", "other": {"tools": 3}, %s'])
+def test_a_field_of_the_router_is_seen_in_any_body(name, text):
+    """Whatever else the body has, also behind a byte order mark and in escapes."""
+    for shown in (name, f"\\u{ord(name[0]):04x}{name[1:]}"):
+        field = json.dumps({name: [1]}).replace(name, shown)
+        body = text % (field[1:] if "," in text else field)
+        assert read_fields(body.encode(), CHAT)[name] == [1]
+
+
 def test_a_long_name_is_cut():
     with pytest.raises(InvalidOptionError) as refused:
         read_fields(json.dumps({"a" * 100_000: 2**64}).encode(), CHAT)

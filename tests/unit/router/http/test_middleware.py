@@ -119,10 +119,10 @@ async def test_a_deep_value_of_a_header_is_refused_by_its_name():
 async def test_the_next_request_is_taken_in_whatever_is_raised(monkeypatch, error):
     intake = IntakeLock(longest_s=3600.0)
 
-    def fail(body, path):
+    def fail(headers):
         raise error
 
-    monkeypatch.setattr("router.http.middleware.read_fields", fail)
+    monkeypatch.setattr("router.http.middleware.read_later_requests", fail)
     call = Call(Recorder())
     call._app = middleware(Recorder(), intake=intake)
     with pytest.raises(error):
