@@ -5,11 +5,11 @@ xgrammar follows a schema by recursion, also through its references and into the
 """
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import re2
 
 from skim_common.errors import InvalidRequestError
 from skim_common.nesting import MAX_DEPTH, too_deep
@@ -22,7 +22,7 @@ MAX_GROUPS = 1000
 """Parentheses inside each other. xgrammar itself has this limit for regular expressions and grammars."""
 
 _JSON = ("structured_outputs.json", "structured_outputs.structural_tag")
-_REFERENCE = re.compile(r'"\$ref": "((?:[^"\\]|\\.)*)"')
+_REFERENCE = re2.compile(r'"\$ref": "((?:[^"\\]|\\.)*)"')
 _STEPS = np.zeros(256, np.int8)
 _STEPS[ord("(")], _STEPS[ord(")")] = 1, -1
 

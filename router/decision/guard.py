@@ -14,12 +14,12 @@ coverage of its own, be it for one role, range or content.
 """
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import re2
 
 from actors.observability.meter import Meter
 from kv_transfer.layout import TextLayout
@@ -45,14 +45,14 @@ EXPLICIT = frozenset({"keep_rate", "coverage", "max_keep", "keep_by_role", "keep
 
 @dataclass(frozen=True, slots=True)
 class QuestionKind:
-    """A kind of task that a selection cannot be trusted with. patterns: one of them is in the task's text."""
+    """A kind of task that a selection cannot be trusted with. patterns: of RE2; one of them is in the task's text."""
 
     name: str
     verdict: Verdict
     patterns: tuple[str, ...] = ()
 
     def matches(self, task: str) -> bool:
-        return any(re.search(pattern, task, re.IGNORECASE) for pattern in self.patterns)
+        return bool(self.patterns) and bool(re2.search(f"(?i){'|'.join(self.patterns)}", task))
 
 
 QUESTIONS = (
@@ -61,9 +61,9 @@ QUESTIONS = (
         "dense",
         (
             r"\b(verbatim|word[- ]for[- ]word)\b",
-            r"(?<!not )(?<!n't )\bquote (me|the|what|how|from|exactly|a|an|each|every|it|this|that)\b",
+            r"\bquote (me|the|what|how|from|exactly|a|an|each|every|it|this|that)\b",
             r"\bexact (words?|wording|text|quote|quotation|sentence|passage|phrase)\b",
-            r"(?<!not )(?<!n't )\b(repeat|copy|reproduce|transcribe|recite)\b[^.?!\n]{0,40}"
+            r"\b(repeat|copy|reproduce|transcribe|recite)\b[^.?!\n]{0,40}"
             r"\b(exactly|text|passage|sentence|paragraph|section|lines?|unchanged)\b",
         ),
     ),
@@ -98,11 +98,15 @@ WHOLE_TEXT = QuestionKind("whole-text", "dense")
 """What no pattern but the classifier knows."""
 
 
+_REFUSED = re2.compile(r"(?i)(?:not|n't) (?:quote|repeat|copy|reproduce|transcribe|recite)\b")
+
+
 def task_kind(task: str) -> QuestionKind | None:
     """The kind of a task that a selection cannot be trusted with; None of another. The options of a question of choice
     do not count."""
     task = without_options(task)
-    kind = next((kind for kind in QUESTIONS if kind.matches(task)), None)
+    asked = _REFUSED.sub("", task)
+    kind = next((kind for kind in QUESTIONS if kind.matches(asked)), None)
     if (kind is None or kind.verdict != "dense") and whole_text_score(task) > 0:
         return WHOLE_TEXT
     return kind

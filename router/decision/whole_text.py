@@ -8,7 +8,6 @@ Each sentence has a score of its own, and the highest counts: of a question and 
 task for the whole text.
 """
 
-import re
 import unicodedata
 import zlib
 from functools import cache
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import re2
 
 from kv_transfer.arrays import Float32Array
 
@@ -30,15 +30,17 @@ MOST_CHARS = 2000
 WEIGHTS = Path(__file__).with_name("whole_text.npz")
 
 _ORDERS = range(1, 7)
-_SENTENCES = re.compile("(?<=[!?\u061f\u0964\u0965\u3002])\\s*|(?<=\\w\\w\\w\\.)\\s+|\n+")
+_SPACE = "\\t-\\r\\x1c-\\x20\\x85\\pZ"
+_SENTENCES = re2.compile(
+    f"([!?\u061f\u0964\u0965\u3002])[{_SPACE}]*|([\\pL\\pN_][\\pL\\pN_][\\pL\\pN_]\\.)[{_SPACE}]+|\n+"
+)
 _MARKS = (
     "!-/:-@\\[-`{-~\u00a1\u00ab\u00bb\u00bf\u2010-\u2027\u2039\u203a"
     "\u060c\u061b\u061f\u0964\u0965\u3001\u3002\u300c-\u300f"
 )
 """Punctuation that NFKC leaves, in a character class."""
-_WORDS = re.compile(f"[{_MARKS}]|[^\\s{_MARKS}]+")
-_LETTER = re.compile(r"[^\W\d_]")
-_DIGITS = re.compile(r"\d+")
+_WORDS = re2.compile(f"[{_MARKS}]|[^{_SPACE}{_MARKS}]+")
+_DIGITS = re2.compile(r"\p{Nd}+")
 
 IntArray = npt.NDArray[np.int64]
 
@@ -79,8 +81,8 @@ def features(text: str) -> Features:
     if len(text) > MOST_CHARS:
         text = f"{text[: MOST_CHARS // 2]}\n{text[-MOST_CHARS // 2 :]}"
     plain = _DIGITS.sub("0", unicodedata.normalize("NFKC", text).lower())
-    parts = filter(_LETTER.search, _SENTENCES.split(plain))
-    sentences = [_WORDS.findall(part) for part in parts]
+    parts = _SENTENCES.sub(r"\1\2\n", plain).split("\n")
+    sentences = [_WORDS.findall(part) for part in parts if any(map(str.isalpha, part))]
     if not sentences:
         return Features(np.zeros(0, np.int64), np.zeros(0, np.int64))
     grams = [*_character_grams(sentences), *_word_grams(sentences)]

@@ -6,12 +6,12 @@ tokenizer that knows no control tokens. A part ends at the template's own contro
 encodes what stands between two control tokens as if it stood alone, which `ControlTokens` tries out at its start.
 """
 
-import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal
 
+import re2
 from tokenizers import Tokenizer
 
 from router.prompt.contents import ChatContents
@@ -30,8 +30,8 @@ class ControlTokens:
     def __init__(self, backend: Tokenizer, handling: Handling) -> None:
         special = {number: token for number, token in backend.get_added_tokens_decoder().items() if token.special}
         self._ids, self._refuses = frozenset(special), handling == "refuse"
-        names = sorted((re.escape(token.content) for token in special.values()), key=len, reverse=True)
-        self._pattern = re.compile("|".join(names)) if names and handling != "allow" else None
+        names = [re2.escape(token.content) for token in special.values()]
+        self._pattern = re2.compile("|".join(names)) if names and handling != "allow" else None
         self._plain = Tokenizer.from_str(backend.to_str())
         self._plain.encode_special_tokens = True
         self._exact = all(_stands_alone(backend, self._plain, token.content) for token in special.values())

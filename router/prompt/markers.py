@@ -3,11 +3,12 @@
 Markers stand around a part. A template copies them with the part, so they show where it stands in the rendered prompt.
 """
 
-import re
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import re2
 
 from skim_common.errors import InvalidRequestError
 
@@ -42,8 +43,8 @@ class Markers:
         self.left, self.right = unused
 
     @cached_property
-    def _mark(self) -> re.Pattern[str]:
-        return re.compile(f"{self.left}(?P<open>\\d+){self.right}|{self.right}(?P<close>\\d+){self.left}")
+    def _mark(self) -> Any:
+        return re2.compile(f"{self.left}([0-9]+){self.right}|{self.right}([0-9]+){self.left}")
 
     def around(self, number: int, text: str) -> str:
         """`text` with marks around it, inside of its outer white space, which templates may strip."""
@@ -66,7 +67,7 @@ class Markers:
         for mark in self._mark.finditer(text):
             if mark.start() > end:
                 parts.append((number, text[end : mark.start()]))
-            number = int(mark["open"]) if mark["open"] else None
+            number = int(mark[1]) if mark[1] else None
             end = mark.end()
         return [*parts, (number, text[end:])] if end < len(text) else parts
 
@@ -81,12 +82,12 @@ class Markers:
             plain.append(text[end : mark.start()])
             length += mark.start() - end
             end = mark.end()
-            if mark["open"]:
+            if mark[1]:
                 if opened:
                     broken.add(opened[0])
-                opened = (int(mark["open"]), length)
+                opened = (int(mark[1]), length)
                 continue
-            number = int(mark["close"])
+            number = int(mark[2])
             if opened and opened[0] == number:
                 spans.setdefault(number, []).append((opened[1], length))
             else:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
-from re import Pattern, compile, escape
 from typing import Any, NamedTuple
 
 import numpy as np
+import re2
 from transformers import TokenizersBackend
 
 from kv_transfer.arrays import Int32Array
@@ -55,7 +55,7 @@ class KnownTokens:
         self._backend, self._max_tokens = backend, max_tokens
         self._ids = np.array([id for id, _ in cuts], np.int32)
         longest_first = sorted((text for _, text in cuts), key=len, reverse=True)
-        self._cut: Pattern[str] = compile("|".join(map(escape, longest_first)))
+        self._cut = re2.compile("|".join(map(re2.escape, longest_first)))
         self._lock = threading.Lock()
         self._held: OrderedDict[int, _Held] = OrderedDict()
         self._found: dict[bytes, tuple[int, int]] = {}  # digest: number of the text, tokens before the cut

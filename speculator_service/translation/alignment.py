@@ -5,15 +5,13 @@ share a character (byte-level tokens inside it), may be empty, and may leave cha
 white space).
 """
 
-import re
-
 import numpy as np
 import numpy.typing as npt
 
 Spans = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 
-_INVALID = re.compile("[\ud800-\udfff]")
+_INVALID = dict.fromkeys(range(0xDC80, 0xDD00), "\N{REPLACEMENT CHARACTER}")
 _SURROGATE = 0xD800
 _CHARACTERS_OF_1_TO_4_BYTES = np.array([0x80, 0x800, 0x10000])
 
@@ -25,7 +23,7 @@ def text_of(data: bytes) -> str:
 
 def readable(text: str) -> str:
     """`text` of `text_of` with U+FFFD in place of each invalid byte; it has the same length."""
-    return _INVALID.sub("\N{REPLACEMENT CHARACTER}", text)
+    return text.translate(_INVALID)
 
 
 def spans_of_bytes(text: str, sizes: npt.NDArray[np.int64]) -> Spans:

@@ -3,13 +3,14 @@
 Pure functions on a text and character ranges. They work in any language; the words of `words` add to them.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import re2
+
 from router.prompt.markers import CharSpan
 from router.prompt.task.options import options_of
-from router.prompt.task.words import ASKS, asks
+from router.prompt.task.words import asks, has_mark, marks_of
 
 SHORT_TEXT = 2048
 """A text of at most so many bytes is speech as a whole. Bytes of UTF-8 follow the number of tokens in most scripts
@@ -24,13 +25,13 @@ BRIEF = 256
 FEW_LETTERS = 20
 """A block with fewer letters that has no question mark is no task: "Answer:", "Thanks!", "Continue.". A letter outside
 of ASCII counts twice, because a word has fewer of them in many scripts."""
-_LETTER = re.compile(r"[^\W_]")
-_BORDER = re.compile(
-    r"\n(?=[ \t\r]{0,64}\n)|^[ \t]{0,8}(?P<rule>[-=*_#~+])(?P=rule){4,}[ \t]{0,8}$|^[ ]{0,3}#{1,6}[ ](?=\S)",
-    re.MULTILINE,
+_BORDER = re2.compile(
+    r"(?m)\n[ \t\r]*\n|^[ \t]{0,8}(?:-{5,}|={5,}|\*{5,}|_{5,}|#{5,}|~{5,}|\+{5,})[ \t]{0,8}$|^ {0,3}#{1,6} \S"
 )
-ITEM = re.compile(r"[ \t]*([-*+\u2022]|\(?[0-9A-Za-z]{1,2}[.)])[ \t]")
-SENTENCE_END = re.compile(r"[.!?\u061f\u0964\u06d4][\"')\]\u201d\u2019]{0,2}[ \t]+|[\u3002\uff01\uff1f]|\n")
+_BULLETS = "-*+\u2022"
+_DEEPEST_ITEM = 64
+"""Characters before the text of an item."""
+_SENTENCE_END = re2.compile(r"[.!?\x{61f}\x{964}\x{6d4}][\"')\]\x{201d}\x{2019}]{0,2}[ \t]+|[\x{3002}\x{ff01}\x{ff1f}]|\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Block:
 
 def size_of(text: str, start: int, end: int) -> int:
     """Bytes of UTF-8."""
-    return len(text[start:end].encode("utf-8", "surrogatepass"))
+    return len(text[start:end].encode())
 
 
 def blocks_of(text: str, start: int, end: int) -> Iterator[Block]:
@@ -76,29 +77,45 @@ def _divided(text: str, block: Block) -> Iterator[Block]:
     first, line, goes_on = block.start, text.find("\n", block.start, block.end) + 1, False
     while line:
         next_line = text.find("\n", line, block.end) + 1
-        if not ITEM.match(text, line, block.end) and is_task(text, line, next_line or block.end):
+        if not is_item(text, line, block.end) and is_task(text, line, next_line or block.end):
             if (before := trimmed(text, first, line)) is not None:
                 yield replace(before, goes_on=goes_on)
                 goes_on = True
             first = line
         line = next_line
-    if (rest := trimmed(text, first, block.end)) is not None:
+    if first == block.start:
+        yield block
+    elif (rest := trimmed(text, first, block.end)) is not None:
         yield replace(rest, goes_on=goes_on)
 
 
 def is_task(text: str, start: int, end: int) -> bool:
     """A request without a question mark needs some words: "Continue." belongs to an earlier task."""
-    return bool(ASKS.search(text, start, end)) or (asks(text, start, end) and says_something(text, start, end))
+    return has_mark(text, start, end) or (says_something(text, start, end) and asks(text, start, end))
 
 
 def says_something(text: str, start: int, end: int) -> bool:
     """Whether a text has letters for a task."""
     left = FEW_LETTERS
-    for letter in _LETTER.finditer(text, start, end):
-        left -= 1 if letter[0].isascii() else 2
+    for letter in text[start:end]:
+        left -= letter.isalnum() * (1 if letter.isascii() else 2)
         if left <= 0:
             return True
     return False
+
+
+def is_item(text: str, start: int, end: int) -> bool:
+    """Whether a line or a block begins like an item of a list."""
+    head = text[start : min(end, start + _DEEPEST_ITEM)].lstrip(" \t")
+    sign, space, _ = head[:5].replace("\t", " ").partition(" ")
+    number = sign[:-1].removeprefix("(")
+    is_number = sign[-1:] in (".", ")") and len(number) in (1, 2) and number.isascii() and number.isalnum()
+    return bool(space) and (is_number or (len(sign) == 1 and sign in _BULLETS))
+
+
+def sentence_ends(text: str, start: int, end: int) -> list[int]:
+    """Where sentences of a range end, with the white space behind them."""
+    return [start + match.end() for match in _SENTENCE_END.finditer(text[start:end])]
 
 
 def trimmed(text: str, start: int, end: int) -> Block | None:
@@ -109,7 +126,7 @@ def trimmed(text: str, start: int, end: int) -> Block | None:
     end = start + len(stripped)
     size = size_of(text, start, end)
     second = text.find("\n", start, end) + 1
-    is_list = bool(ITEM.match(text, start, end) or (second and ITEM.match(text, second, end)))
+    is_list = is_item(text, start, end) or bool(second and is_item(text, second, end))
     asks_something = size <= SHORT_TEXT and (
         is_task(text, start, end) or (is_list and bool(options_of(text, start, end)))
     )
@@ -124,8 +141,8 @@ def first_line_end(text: str, block: Block) -> int:
 def asking_part(text: str, block: Block) -> CharSpan:
     """Of a block that is not brief, the sentences from the first to the last with a question mark, and the one before
     these; else all of it. The others may be of the text around it."""
-    marks = [match.end() for match in ASKS.finditer(text, block.start, block.end)] if block.size > BRIEF else []
+    marks = marks_of(text, block.start, block.end) if block.size > BRIEF else []
     if not marks or options_of(text, block.start, block.end):
         return block.start, block.end
-    ends = [match.end() for match in SENTENCE_END.finditer(text, block.start, marks[0]) if match.end() < marks[0]]
-    return [block.start, block.start, *ends][-2], marks[-1]
+    ends = [end for end in sentence_ends(text, block.start, marks[0][0]) if end < marks[0][1]]
+    return [block.start, block.start, *ends][-2], marks[-1][1]

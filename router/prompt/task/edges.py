@@ -3,29 +3,30 @@
 Pure functions on a text and character ranges.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import re2
+
 from router.prompt.markers import CharSpan
 from router.prompt.task.blocks import (
     BRIEF,
-    ITEM,
-    SENTENCE_END,
     SHORT_BLOCK,
     SHORT_TEXT,
     Block,
     blocks_of,
     first_line_end,
+    is_item,
     is_task,
     says_something,
+    sentence_ends,
     size_of,
     trimmed,
 )
 from router.prompt.task.options import options_of
-from router.prompt.task.words import ASKS, HEADING, asks_surely
+from router.prompt.task.words import asks_surely, has_mark, marks_of
 
 EDGE = 4096
 """So many bytes of speech are looked for at each end of a long text."""
@@ -49,11 +50,12 @@ CHOICES = 2
 """So many blocks of a dialogue, or of an exam, may have the question of choice and its options."""
 FEW_BRIEF = 3
 """A long text with so few brief blocks has them wherever they stand."""
-LONGEST_HEADING = 128
+LONGEST_HEADING, LONGEST_LABEL = 128, 80
 """Characters."""
-_DIGITS = re.compile(r"\d+")
-_RULE = re.compile(r"[ \t]{0,8}([-=*_#~+])\1{2,}[ \t]*$", re.MULTILINE)
-SPEAKER = re.compile(r"[^\n:\uff1a]{1,48}[:\uff1a](?=\s)")
+_HEADINGS = tuple("#" * level + " " for level in range(1, 7))
+SPEAKER = re2.compile(r"([^\n:\x{ff1a}]{1,48}[:\x{ff1a}])[\s\pZ]")
+_LONGEST_SPEAKER = 50
+"""Characters, with what follows the name."""
 
 
 def speech_of_long(text: str, ranges: Sequence[CharSpan], *, asked: bool = False) -> list[Block]:
@@ -72,7 +74,7 @@ def speech_of_long(text: str, ranges: Sequence[CharSpan], *, asked: bool = False
     is_dialogue = max(len(inside), of_text[1]) > 2 * MOST_ASKED or of_text[0] > MOST_ASKED
     is_dialogue |= 2 * sum(block.size for block in asking) > sum(block.size for block in divided)
     edges = [*_beginning(text, divided, alone=is_dialogue)]
-    asked |= any(ASKS.search(text, block.start, block.end) for block in edges)
+    asked |= any(has_mark(text, block.start, block.end) for block in edges)
     asked |= any(block.asks and block.is_brief for block in [*edges[:1], *asking[:MOST_ASKED]])
     edges += _ending(text, divided, alone=is_dialogue, found=asked)
     edges = [replace(block, at_edge=True) for block in edges]
@@ -92,9 +94,9 @@ def _compared(text: str, blocks: list[Block]) -> list[Block]:
         left -= usual
         if left <= 0:
             break
-    speaks = [bool(SPEAKER.match(text, block.start, block.end)) for block in blocks]
+    speaks = [bool(speaker_of(text, block.start, block.end)) for block in blocks]
     by_speakers = 2 * sum(speaks) > len(blocks) > 2 * MOST_ASKED
-    ruled = [bool(_RULE.match(text, block.start, block.end)) for block in blocks]
+    ruled = [_is_rule(text[block.start : first_line_end(text, block)].strip()) for block in blocks]
     few, brief = sum(ruled) <= MOST_ASKED, min(BRIEF, usual / 2)
     found = blocks.copy()
     for number, block in enumerate(blocks):
@@ -189,10 +191,10 @@ def _edge_of(text: str, block: Block, *, at_end: bool) -> Iterator[Block]:
         return
     first = max(block.start, block.end - SHORT_BLOCK) if at_end else block.start
     last = block.end if at_end else min(block.end, block.start + SHORT_BLOCK)
-    ends = [match.end() for match in SENTENCE_END.finditer(text, first, last) if match.end() < last]
+    ends = [end for end in sentence_ends(text, first, last) if end < last]
     borders = [*ends[-2:], block.end] if at_end else [block.start, *ends[:2]]
     for start, end in pairwise(borders):
-        if ASKS.search(text, start, end) or (at_end and end == block.end and is_task(text, start, end)):
+        if has_mark(text, start, end) or (at_end and end == block.end and is_task(text, start, end)):
             yield Block(start, end, size_of(text, start, end), True, is_piece=True)
 
 
@@ -217,16 +219,16 @@ def _edge_lines(text: str, lines: Sequence[Block], *, at_end: bool) -> Iterator[
     found = in_list = False
     plain = 0  # lines that wait and are no items
     for number, line in enumerate(lines):
-        is_item = bool(ITEM.match(text, line.start, line.end))
-        if in_list and not is_item:
+        in_item = is_item(text, line.start, line.end)
+        if in_list and not in_item:
             yield from waiting
             waiting, plain = [], 0
         if line.size > SHORT_BLOCK:
             return
         announces = not at_end and _announces(text, line)
-        in_list = announces or (in_list and is_item)
+        in_list = announces or (in_list and in_item)
         waiting.append(line)
-        plain += not is_item
+        plain += not in_item
         if number == 0 or announces or (line.asks and (at_end or plain <= GAP + 1)):
             yield from waiting
             waiting, plain, found = [], 0, found or line.asks
@@ -237,27 +239,48 @@ def _edge_lines(text: str, lines: Sequence[Block], *, at_end: bool) -> Iterator[
 def _questions_in(text: str, block: Block) -> list[Block]:
     """The sentences of a long block that end with a question mark, at most MOST_ASKED + 1."""
     found: list[Block] = []
-    for mark in ASKS.finditer(text, block.start, block.end):
-        first = max(block.start, mark.start() - SHORT_BLOCK // 2, found[-1].end if found else 0)
-        ends = [match.end() for match in SENTENCE_END.finditer(text, first, mark.start())]
-        if ends or first == block.start:
-            start = ends[-1] if ends else first
-            found.append(Block(start, mark.end(), size_of(text, start, mark.end()), True, is_piece=True))
+    place = start = block.start  # of what is searched for the end of a sentence, and of the sentence
+    for mark, end in marks_of(text, block.start, block.end):
+        near = mark - SHORT_BLOCK // 2
+        start = [start, *sentence_ends(text, max(place, near), mark)][-1]
+        place = mark
+        if start >= near:
+            found.append(Block(start, end, size_of(text, start, end), True, is_piece=True))
+            start = end
         if len(found) > MOST_ASKED:
             break
     return found
 
 
 def _is_heading(text: str, block: Block) -> bool:
-    return bool(HEADING.fullmatch(text, block.start, block.end))
+    return _is_label(text, block.start, block.end)
 
 
 def _announces(text: str, block: Block) -> bool:
     """Whether the first line of a block is a label and nothing else."""
-    return bool(HEADING.fullmatch(text, block.start, first_line_end(text, block)))
+    return _is_label(text, block.start, first_line_end(text, block))
+
+
+def _is_label(text: str, start: int, end: int) -> bool:
+    """Whether a line only announces what follows it."""
+    line = text[start:end]
+    title = line.lstrip("#").lstrip(" \t")
+    is_heading = line.startswith(_HEADINGS) and len(title) < LONGEST_HEADING
+    return "\n" not in line and (is_heading or (line.endswith((":", "\uff1a")) and 1 < len(title) <= LONGEST_LABEL))
+
+
+def _is_rule(line: str) -> bool:
+    return len(line) > 2 and line[0] in "-=*_#~+" and line == line[0] * len(line)
+
+
+def speaker_of(text: str, start: int, end: int) -> str:
+    """The name that begins a line, with its colon; empty without one."""
+    part = text[start : min(end, start + _LONGEST_SPEAKER)]
+    match = SPEAKER.match(part) if ":" in part or "\uff1a" in part else None
+    return match[1] if match else ""
 
 
 def _without_numbers(text: str, block: Block) -> str:
     """The first line of a block, or its beginning, without its digits."""
     end = min(first_line_end(text, block), block.start + LONGEST_HEADING)
-    return _DIGITS.sub("", text[block.start : end])
+    return "".join(letter for letter in text[block.start : end] if not letter.isdecimal())

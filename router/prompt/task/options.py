@@ -1,10 +1,10 @@
 """The options of a question of choice: lines that begin with A, B, C and so on."""
 
-import re
+import re2
 
-from router.prompt.task.words import ASKS
+from router.prompt.task.words import has_mark
 
-_OPTION = re.compile(r"^[ \t]*[(\[]?([A-Ja-j])[.):\]][ \t]+\S[^\n]*\n?", re.MULTILINE)
+_OPTION = re2.compile(r"(?m)^[ \t]*[(\[]?([A-Ja-j])[.):\]][ \t]+\S[^\n]*\n?")
 LEAST = 2
 """So few options are no choice yet."""
 
@@ -12,9 +12,9 @@ LEAST = 2
 def options_of(text: str, start: int = 0, end: int | None = None) -> list[tuple[int, int]]:
     """The character ranges of the lines with options, in order; none if the letters do not follow each other from A."""
     found: list[tuple[int, int]] = []
-    for match in _OPTION.finditer(text, start, len(text) if end is None else end):
+    for match in _OPTION.finditer(text[start:end]):
         if ord(match[1].lower()) - ord("a") == len(found):
-            found.append(match.span())
+            found.append((start + match.start(), start + match.end()))
     return found if len(found) >= LEAST else []
 
 
@@ -26,4 +26,4 @@ def without_options(text: str) -> str:
         parts.append(text[place:start])
         place = end
     rest = "".join([*parts, text[place:]])
-    return rest if ASKS.search(rest) else text
+    return rest if has_mark(rest, 0, len(rest)) else text

@@ -3,20 +3,21 @@
 Pure functions on a text and character ranges.
 """
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
+import re2
+
 from router.prompt.markers import CharSpan
 from router.prompt.task.blocks import Block, blocks_of, first_line_end
-from router.prompt.task.edges import MOST_ASKED, SERIES, SPEAKER
-from router.prompt.task.words import ASKS, is_labelled
+from router.prompt.task.edges import MOST_ASKED, SERIES, SPEAKER, speaker_of
+from router.prompt.task.words import MARK, has_mark, is_labelled, marks_of
 
 MOST_LINES = 1024
 """Lines of a part that are searched for the names of speakers."""
-_QUOTED = re.compile(r"[?\uff1f\u061f][\"\u201d\u2019\xbb\u300d]")
-_SPOKEN = re.compile(rf"^{SPEAKER.pattern}", re.MULTILINE)
+_QUOTED = re2.compile(rf"{MARK}[\"\x{{201d}}\x{{2019}}\xbb\x{{300d}}]")
+_SPOKEN = re2.compile(rf"(?m)^{SPEAKER.pattern}")
 
 
 def own_questions(text: str, parts: Sequence[CharSpan], blocks: Sequence[Block], last: Block) -> list[Block]:
@@ -35,7 +36,7 @@ def _spoken(text: str, parts: Sequence[CharSpan], edges: Sequence[Block], last: 
     names = {block: name for block in [*edges, last] if (name := _speaker(text, parts, block))}
     if not names:
         return []
-    lines = Counter(match[0] for part in parts for match in islice(_SPOKEN.finditer(text, *part), MOST_LINES))
+    lines = Counter(match[1] for part in parts for match in islice(_SPOKEN.finditer(text[slice(*part)]), MOST_LINES))
     if lines.total() <= MOST_ASKED or lines[names.get(last, "")] > 1:
         return []
     return [block for block in edges if lines[names.get(block, "")] > 1]
@@ -55,22 +56,21 @@ def _quoted(text: str, parts: Sequence[CharSpan], edges: Sequence[Block], last: 
     found = [block for block in edges if _asks_quoted(text, block)]
     if not found or _asks_quoted(text, last):
         return []
-    quoted = sum(1 for part in parts for _ in _QUOTED.finditer(text, *part))
+    quoted = sum(1 for part in parts for _ in _QUOTED.finditer(text[slice(*part)]))
     return found if quoted >= SERIES + len(found) else []
 
 
 def _speaker(text: str, parts: Sequence[CharSpan], block: Block) -> str:
     """The name that begins the line in which a block begins; empty without one. Each part begins a line."""
     begins = max(start for start, _ in parts if start <= block.start)
-    match = SPEAKER.match(text, max(begins, text.rfind("\n", begins, block.start) + 1), block.end)
-    return match[0] if match else ""
+    return speaker_of(text, max(begins, text.rfind("\n", begins, block.start) + 1), block.end)
 
 
 def _is_headed(text: str, block: Block) -> bool:
     line = first_line_end(text, block)
-    return line < block.end and bool(ASKS.search(text, block.start, line)) and not ASKS.search(text, line, block.end)
+    return line < block.end and has_mark(text, block.start, line) and not has_mark(text, line, block.end)
 
 
 def _asks_quoted(text: str, block: Block) -> bool:
-    asked = len(ASKS.findall(text, block.start, block.end))
-    return 0 < asked == len(_QUOTED.findall(text, block.start, block.end))
+    asked = len(marks_of(text, block.start, block.end))
+    return 0 < asked == len(_QUOTED.findall(text[block.start : block.end]))

@@ -3,10 +3,13 @@
 Pure functions on a text and character ranges. The work is linear in the text.
 """
 
-import re
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from json.decoder import scanstring
+
+import re2
 
 from router.prompt.markers import CharSpan
 
@@ -15,13 +18,10 @@ FENCE, STRING = "```", '"'
 NEARLY_ALL = 0.9
 """A region with more than this share of a text may be the envelope of the whole prompt."""
 
-_MARK = re.compile(
-    r"^[ ]{0,3}(?P<fence>`{3,}|~{3,})[^\n`]*$"
-    r"|^[ \t]*<(?P<open>[A-Za-z][\w:.-]{0,63})(?:\s[^<>\n]{0,512})?(?<!/)>"
-    r"|</(?P<close>[A-Za-z][\w:.-]{0,63})>",
-    re.MULTILINE,
+_MARK = re2.compile(
+    r"(?m)^ {0,3}(?:`{3,}|~{3,})[^\n`]*$|^[ \t]*<[A-Za-z][^\s<>/]*(?:\s[^<>\n]*|/)?>|</[A-Za-z][^\s<>/]*>"
 )
-_JSON = re.compile(r'"(?:[^"\\]|\\.)*+"|[{}\[\],:]', re.DOTALL)
+_JSON = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)  # a long number takes a quadratic time to read
 _LONG_MEMBER = 512
 """Characters. A longer member of a prompt that is one JSON value is a region."""
 
@@ -40,8 +40,7 @@ def regions_of(text: str, part: CharSpan) -> list[Region]:
     """The regions of a part that lie in no other, in order. A mark without its counterpart is text."""
     first, inner = part[0], text[slice(*part)]  # in a slice, a mark may stand at the beginning of a line
     stripped = inner.strip()
-    members = _members(text, *part) if stripped[:1] + stripped[-1:] in ("{}", "[]") else None
-    if members is not None:
+    if stripped[:1] + stripped[-1:] in ("{}", "[]") and (members := _members(stripped, first + inner.index(stripped))):
         return [member for member in members if member.end - member.start > _LONG_MEMBER]
     found: list[Region] = []
     opened: list[tuple[str, CharSpan]] = []
@@ -49,46 +48,60 @@ def regions_of(text: str, part: CharSpan) -> list[Region]:
     fence = ""  # the marks inside of a fence are text
     for mark in _MARK.finditer(inner):
         place = (first + mark.start(), first + mark.end())
-        if mark["fence"] and not fence:
-            fence = mark["fence"]
+        sign = mark[0].lstrip(" \t")
+        if sign[0] != "<" and not fence:
+            fence = sign[: len(sign) - len(sign.lstrip(sign[0]))]
             opened.append((FENCE, place))
-        elif mark["fence"]:
-            if mark["fence"].startswith(fence):
+        elif sign[0] != "<":
+            if sign.startswith(fence):
                 fence = ""
                 _close(found, opened, names, FENCE, place)
         elif fence:
             continue
-        elif name := mark["open"]:
+        elif sign[1] == "/":
+            if names[name := sign[2:-1]]:
+                _close(found, opened, names, name, place)
+        elif not sign.endswith("/>"):
+            name = sign[1:-1].split(maxsplit=1)[0]
             opened.append((name, place))
             names[name] += 1
-        elif names[mark["close"]]:
-            _close(found, opened, names, mark["close"], place)
     return found
 
 
-def _members(text: str, start: int, end: int) -> list[Region] | None:
-    """The values of a JSON object or array, each with its key; None if a text only begins and ends like one. Of a
-    string, the inner part is what it says."""
+def _members(value: str, first: int) -> list[Region]:
+    """The values of a JSON object or array that begins at `first`, each with its key; none if it only begins and ends
+    like one. Of a string, the inner part is what it says."""
     found: list[Region] = []
-    depth, place, key, last = 0, start, STRING, ""
-    for mark in _JSON.finditer(text, start, end):
-        sign = mark[0][0]
-        opens, closes = sign in "[{", sign in "]}"
-        if not depth and (place > start or not opens):
-            return None
-        depth += opens - closes
-        if place > start and (depth == 0 or (depth == 1 and sign == ",")):
-            value = text[place : mark.start()].strip()
-            first = text.index(value, place)
-            quoted = value[:1] == STRING
-            found.append(Region(key, first, first + len(value), (first + quoted, first + len(value) - quoted)))
+    place = _after_space(value, 1)
+    try:
+        while place < len(value) - 1:
             key = STRING
-        if sign == ":" and depth == 1:
-            key = last or STRING
-        if depth == 0 or (depth == 1 and (opens or sign in ",:")):
-            place = mark.end()
-        last = mark[0][1:-1] if sign == STRING else ""
-    return found if depth == 0 and not text[place:end].strip() else None
+            if value[0] == "{":
+                if value[place] != STRING:
+                    return []
+                key, place = scanstring(value, place + 1, False)
+                place = _after_space(value, place)
+                if value[place] != ":":
+                    return []
+                place = _after_space(value, place + 1)
+            start, quoted = place, value[place] == STRING
+            _, place = _JSON.raw_decode(value, start)
+            whole = (first + start, first + place)
+            found.append(Region(key, *whole, (whole[0] + quoted, whole[1] - quoted)))
+            place = _after_space(value, place)
+            if value[place] != "," and place < len(value) - 1:
+                return []
+            place = _after_space(value, place + 1)
+    except (ValueError, IndexError, RecursionError):
+        return []
+    return found
+
+
+def _after_space(text: str, place: int) -> int:
+    """The first place from this one on without white space."""
+    while text[place : place + 1].isspace():
+        place += 1
+    return place
 
 
 def _close(

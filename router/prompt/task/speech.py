@@ -12,7 +12,7 @@ Pure functions on a text and its character ranges.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from router.prompt.markers import CharSpan
@@ -27,7 +27,7 @@ from router.prompt.task.blocks import (
 from router.prompt.task.edges import speech_of_long
 from router.prompt.task.own_questions import own_questions
 from router.prompt.task.regions import Region, envelope, regions_of
-from router.prompt.task.words import ASKS, PERSONA, RULES_NAME, TASK_NAME, asks_surely, is_labelled
+from router.prompt.task.words import PERSONA, RULES_NAME, TASK_NAME, asks_surely, has_mark, is_labelled
 
 SHORT_REGION = 1024
 """Regions of one name are material if they have more bytes than this together."""
@@ -40,6 +40,8 @@ SHORT_QUESTION = 256
 speaker says it. Others are a part of the text, such as a turn of a meeting."""
 MOST_TASKS = 8
 """Of more tasks, those with the least between them are one."""
+MOST_ENVELOPES = 4
+"""So many envelopes inside each other are opened."""
 EARLIER_TURNS = 64
 """So many turns before the last one are searched for the task."""
 
@@ -69,7 +71,7 @@ def speech_of_turns(text: str, turns: Sequence[Turn], system: Sequence[CharSpan]
     """The speech of the last turn, and of those before it back to one that has the task. Of turns before that, only the
     speech around long material: it had this speech too, so its windows stay as they are in later turns. Where no turn
     asks anything, the tasks include those of the system. system: ranges of its texts, which are kept anyway."""
-    spans: list[CharSpan] = []
+    spans: list[list[CharSpan]] = []
     tasks: list[CharSpan] = []
     asks = is_found = False
     for place, turn in enumerate(reversed(turns)):
@@ -77,15 +79,15 @@ def speech_of_turns(text: str, turns: Sequence[Turn], system: Sequence[CharSpan]
         if is_found and sum(size_of(text, *part) for part in turn.parts) <= SHORT_TEXT:
             continue
         found = find_speech(text, turn.parts)
-        spans = [*found.spans, *spans]
+        spans.append(found.spans)
         if not is_found:
             tasks = _at_most([*found.tasks, *tasks])
             is_found = not turn.after_tool and (found.is_sure or (asks and found.asks))
             asks |= found.asks
     if not asks:
         orders = [block for part in system for block in blocks_of(text, *part) if block.asks]
-        tasks = [*((one.start, one.end) for one in orders if not PERSONA.fullmatch(text, one.start, one.end)), *tasks]
-    return Speech(spans, _at_most(tasks), asks)
+        tasks = [*((one.start, one.end) for one in orders if not PERSONA.fullmatch(text[one.start : one.end])), *tasks]
+    return Speech([*chain.from_iterable(reversed(spans))], _at_most(tasks), asks)
 
 
 def find_speech(text: str, parts: Sequence[CharSpan], *, raw: bool = False) -> Speech:
@@ -123,7 +125,7 @@ def find_speech(text: str, parts: Sequence[CharSpan], *, raw: bool = False) -> S
         texts, around = [*texts, around], []
     spans += around
     short = [block for span in around for block in blocks_of(text, *span)]
-    known = any(ASKS.search(text, block.start, block.end) for block in [*named, *short])
+    known = any(has_mark(text, block.start, block.end) for block in [*named, *short])
     edges = [block for ranges in texts for block in speech_of_long(text, ranges, asked=known)]
     tasks, at_edge = edges, [block for block in edges if block.at_edge]
     for some in ([block for block in at_edge if not block.is_piece], at_edge):
@@ -145,7 +147,8 @@ def _divided(text: str, part: CharSpan) -> list[tuple[CharSpan, Region | None]]:
     """The ranges of a part, in order, each with the region that it is. An envelope is opened, unless a task is around
     it: a tag or a fence around the whole prompt."""
     ranges: list[tuple[CharSpan, Region | None]] = []
-    while True:
+    regions: list[Region] = []
+    for _ in range(MOST_ENVELOPES):
         regions = regions_of(text, part)
         gaps = _gaps(part, regions)
         ranges += [(gap, None) for gap in gaps]
@@ -177,7 +180,7 @@ def _speech(text: str, spans: list[CharSpan], preferred: Sequence[Block], blocks
     last = max((block.end for block in blocks), default=0)
     sure = any(
         not block.at_edge
-        or ASKS.search(text, block.start, block.end)
+        or has_mark(text, block.start, block.end)
         or (block.end == last and is_labelled(text, block.start, block.end))
         for block in tasks
     )

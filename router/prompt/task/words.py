@@ -1,27 +1,26 @@
 """Words and signs of a request, in some languages. They help `speech`, which works without them, too."""
 
-import re
+import re2
 
-ASKS = re.compile(r"[?？؟\u037e]")
-"""Question marks of all scripts."""
+from router.prompt.markers import CharSpan
 
-TASK_NAME = re.compile(
-    r"((user|original|final|main|your|the|current)[_-]?)?(task|question|query|querie|instruction|request|issue(_description)?"
-    r"|problem(_statement)?|goal|objective)s?|user[_-](input|message|prompt)|(task|question)[_-](description|text)",
-    re.IGNORECASE,
+_SIGNS = r"?？؟\x{37e}\x{55e}\x{1367}\x{1945}\x{203d}\x{2047}-\x{2049}\x{2cfa}\x{2cfb}\x{2e2e}\x{a60f}\x{a6f7}\x{fe56}\x{11143}\x{1e95f}"
+MARK = rf"(?:[{_SIGNS}]|\p{{Greek}};)"
+"""A question mark of any script. A semicolon is one behind a Greek letter alone."""
+_MARKS = re2.compile(MARK)
+
+TASK_NAME = re2.compile(
+    r"(?i)((user|original|final|main|your|the|current)[_-]?)?(task|question|query|querie|instruction|request|issue(_description)?"
+    r"|problem(_statement)?|goal|objective)s?|user[_-](input|message|prompt)|(task|question)[_-](description|text)"
 )
 """The names of tags around a task."""
-RULES_NAME = re.compile(
-    r"((system|output|response|answer|user|important|custom)[_-]?)?(rule|guideline|requirement|constraint|format|reminder"
-    r"|instruction|note)s?|environment[_-]details|persona|role",
-    re.IGNORECASE,
+RULES_NAME = re2.compile(
+    r"(?i)((system|output|response|answer|user|important|custom)[_-]?)?(rule|guideline|requirement|constraint|format|reminder"
+    r"|instruction|note)s?|environment[_-]details|persona|role"
 )
 """The names of tags around rules and around a client's own notes."""
 
-HEADING = re.compile(r"(#{1,6}[ \t]+)?[^\n]{1,80}[:：]|#{1,6}[ \t]+[^\n]{1,120}")
-"""A block that only announces what follows it."""
-
-PERSONA = re.compile(r"(?:\W{0,8}(?:you are|you're|act as)\b[^.\n]{0,400}\.?){1,4}", re.IGNORECASE)
+PERSONA = re2.compile(r"(?i)(?:[^\pL\pN_]*(?:you are|you're|act as)(?:[^\pL\pN_.\n][^.\n]*)?(?:\.|$))+")
 """A text of the system that only says who the assistant is."""
 
 _LABEL = (
@@ -54,29 +53,44 @@ _ASKING = (
 """Prose begins with these, too."""
 _AUXILIARY = "is|are|was|were|do|does|did|has|have|had|can|could|will|would|should"
 """Follows them in a question that ends with a full stop."""
-_LABELLED = re.compile(rf"\W{{0,8}}(?:{_LABEL})\W{{0,4}}[:：\n]", re.IGNORECASE)
-_BEGINS = re.compile(
-    r"\W{0,8}(?:(?:(?:hello|hi|hey|ok|okay|now|then|finally|thanks|thank you)\W{1,3})?"
-    rf"(?:(?:{_VERBS})\b|(?:{_ASKING})\b(?:[^.。!！;]{{0,400}}|[ ](?:{_AUXILIARY})\b[^.!;]{{1,400}}\.)\Z)"
-    rf"|(?:{_UNSPACED}))",
-    re.IGNORECASE,
+_NO_WORD = r"[^\pL\pN_]"
+_BEFORE = r"[\x00-/:-@\[-^`{-\x7f\xa0\xa1\xab\xbf\x{2013}-\x{201f}\x{3000}-\x{3020}\x{ff08}]{0,8}"
+"""A few signs and spaces: what is indented further is code."""
+_LABELLED = re2.compile(rf"(?i){_BEFORE}(?:{_LABEL}){_NO_WORD}*[:：\n]")
+_BEGINS = re2.compile(
+    rf"(?i){_BEFORE}(?:(?:(?:hello|hi|hey|ok|okay|now|then|finally|thanks|thank you){_NO_WORD}+)?"
+    rf"(?:(?:{_VERBS})(?:{_NO_WORD}|$)"
+    rf"|(?:{_ASKING})(?:(?:[^\pL\pN_.。!！;][^.。!！;]*)?$|[ ](?:{_AUXILIARY})[^\pL\pN_.!;][^.!;]*\.$))|(?:{_UNSPACED}))"
 )
-_ENDS = re.compile(r"(?:か|ください|십시오|세요|吗|呢)[。.!！\s]{0,4}$")
-_TAIL = 16
+_ENDS = re2.compile(r"(?:か|ください|십시오|세요|吗|呢)[。.!！\s]{0,4}$")
+_FIRST, _LAST = 96, 16
+"""So many characters are searched for a label, and for the end of a request."""
+
+
+def has_mark(text: str, start: int, end: int) -> bool:
+    """Whether a range has a question mark."""
+    part = text[start:end]
+    return "?" in part or (not part.isascii() and bool(_MARKS.search(part)))
+
+
+def marks_of(text: str, start: int, end: int) -> list[CharSpan]:
+    """The question marks of a range."""
+    return [(start + mark.start(), start + mark.end()) for mark in _MARKS.finditer(text[start:end])]
 
 
 def asks_surely(text: str, start: int, end: int) -> bool:
     """Whether a block has a question mark, or a label first. A text of prose has few of these."""
-    return bool(ASKS.search(text, start, end)) or is_labelled(text, start, end)
+    return has_mark(text, start, end) or is_labelled(text, start, end)
 
 
 def is_labelled(text: str, start: int, end: int) -> bool:
     """Whether a block begins with a label such as "Question:"."""
-    return bool(_LABELLED.match(text, start, end))
+    return bool(_LABELLED.match(text[start : min(end, start + _FIRST)]))
 
 
 def asks(text: str, start: int, end: int) -> bool:
     """Whether a block of text looks like a task: `asks_surely`, or it begins with a word of a request."""
-    if asks_surely(text, start, end) or _BEGINS.match(text, start, end):
+    if asks_surely(text, start, end) or _BEGINS.match(text[start:end]):
         return True
-    return bool(_ENDS.search(text[max(start, end - _TAIL) : end]))
+    tail = text[max(start, end - _LAST) : end]
+    return not tail.isascii() and bool(_ENDS.search(tail))
