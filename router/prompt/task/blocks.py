@@ -31,7 +31,9 @@ _BORDER = re2.compile(
 _BULLETS = "-*+\u2022"
 _DEEPEST_ITEM = 64
 """Characters before the text of an item."""
-_SENTENCE_END = re2.compile(r"[.!?\x{61f}\x{964}\x{6d4}][\"')\]\x{201d}\x{2019}]{0,2}[ \t]+|[\x{3002}\x{ff01}\x{ff1f}]|\n")
+_SENTENCE_END = re2.compile(
+    r"[.!?\x{61f}\x{964}\x{6d4}][\"')\]\x{201d}\x{2019}]{0,2}[ \t]+|[\x{3002}\x{ff01}\x{ff1f}]|\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ def first_line_end(text: str, block: Block) -> int:
 def asking_part(text: str, block: Block) -> CharSpan:
     """Of a block that is not brief, the sentences from the first to the last with a question mark, and the one before
     these; else all of it. The others may be of the text around it."""
-    marks = marks_of(text, block.start, block.end) if block.size > BRIEF else []
+    marks = [*marks_of(text, block.start, block.end)] if block.size > BRIEF else []
     if not marks or options_of(text, block.start, block.end):
         return block.start, block.end
     ends = [end for end in sentence_ends(text, block.start, marks[0][0]) if end < marks[0][1]]

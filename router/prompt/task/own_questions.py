@@ -56,8 +56,8 @@ def _quoted(text: str, parts: Sequence[CharSpan], edges: Sequence[Block], last: 
     found = [block for block in edges if _asks_quoted(text, block)]
     if not found or _asks_quoted(text, last):
         return []
-    quoted = sum(1 for part in parts for _ in _QUOTED.finditer(text[slice(*part)]))
-    return found if quoted >= SERIES + len(found) else []
+    quoted = (mark for part in parts for mark in _QUOTED.finditer(text[slice(*part)]))
+    return found if len([*islice(quoted, SERIES + len(found))]) == SERIES + len(found) else []
 
 
 def _speaker(text: str, parts: Sequence[CharSpan], block: Block) -> str:
@@ -72,5 +72,5 @@ def _is_headed(text: str, block: Block) -> bool:
 
 
 def _asks_quoted(text: str, block: Block) -> bool:
-    asked = len(marks_of(text, block.start, block.end))
+    asked = len([*marks_of(text, block.start, block.end)])
     return 0 < asked == len(_QUOTED.findall(text[block.start : block.end]))

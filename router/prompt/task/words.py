@@ -1,5 +1,7 @@
 """Words and signs of a request, in some languages. They help `speech`, which works without them, too."""
 
+from collections.abc import Iterator
+
 import re2
 
 from router.prompt.markers import CharSpan
@@ -73,9 +75,9 @@ def has_mark(text: str, start: int, end: int) -> bool:
     return "?" in part or (not part.isascii() and bool(_MARKS.search(part)))
 
 
-def marks_of(text: str, start: int, end: int) -> list[CharSpan]:
+def marks_of(text: str, start: int, end: int) -> Iterator[CharSpan]:
     """The question marks of a range."""
-    return [(start + mark.start(), start + mark.end()) for mark in _MARKS.finditer(text[start:end])]
+    return ((start + mark.start(), start + mark.end()) for mark in _MARKS.finditer(text[start:end]))
 
 
 def asks_surely(text: str, start: int, end: int) -> bool:
