@@ -6,7 +6,10 @@ import re2
 
 from router.prompt.markers import CharSpan
 
-_SIGNS = r"?？؟\x{37e}\x{55e}\x{1367}\x{1945}\x{203d}\x{2047}-\x{2049}\x{2cfa}\x{2cfb}\x{2e2e}\x{a60f}\x{a6f7}\x{fe56}\x{11143}\x{1e95f}"
+_SIGNS = (
+    r"?？؟\x{37e}\x{55e}\x{1367}\x{1945}\x{203d}\x{2047}-\x{2049}\x{2cfa}\x{2cfb}\x{2e2e}\x{a60f}\x{a6f7}\x{fe56}"
+    r"\x{11143}\x{1e95f}"
+)
 MARK = rf"(?:[{_SIGNS}]|\p{{Greek}};)"
 """A question mark of any script. A semicolon is one behind a Greek letter alone."""
 _MARKS = re2.compile(MARK)
@@ -62,7 +65,8 @@ _LABELLED = re2.compile(rf"(?i){_BEFORE}(?:{_LABEL}){_NO_WORD}*[:：\n]")
 _BEGINS = re2.compile(
     rf"(?i){_BEFORE}(?:(?:(?:hello|hi|hey|ok|okay|now|then|finally|thanks|thank you){_NO_WORD}+)?"
     rf"(?:(?:{_VERBS})(?:{_NO_WORD}|$)"
-    rf"|(?:{_ASKING})(?:(?:[^\pL\pN_.。!！;][^.。!！;]*)?$|[ ](?:{_AUXILIARY})[^\pL\pN_.!;][^.!;]*\.$))|(?:{_UNSPACED}))"
+    rf"|(?:{_ASKING})(?:(?:[^\pL\pN_.。!！;][^.。!！;]*)?$|[ ](?:{_AUXILIARY})[^\pL\pN_.!;][^.!;]*\.$))"
+    rf"|(?:{_UNSPACED}))"
 )
 _ENDS = re2.compile(r"(?:か|ください|십시오|세요|吗|呢)[。.!！\s]{0,4}$")
 _FIRST, _LAST = 96, 16
