@@ -140,7 +140,7 @@ def test_a_pool_grows_in_place_and_a_pod_that_ends_finishes_its_answers(
         lines = (line for line in answer.iter_lines() if line.startswith("data: "))
         next(lines)
         new = service.add_node("target")
-        service.apply(spec(**{"target.replicas": 2}))
+        service.apply(spec(**{"target.replicas": 2, "router.max_ongoing_requests": 7}))
         service.drain("target", nodes["target"])
         rest = list(lines)
     assert rest[-1] == "data: [DONE]"
