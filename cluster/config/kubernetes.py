@@ -20,7 +20,7 @@ def _like(pattern: str, what: str) -> AfterValidator:
 
     def check(text: str) -> str:
         if not compiled.fullmatch(text):
-            raise ValueError(f"must be {what}, not {text!r}")
+            raise ValueError(f"must be {what}")
         return text
 
     return AfterValidator(check)
@@ -32,7 +32,7 @@ def _with_port(url: str) -> str:
     except ValueError:
         right = False
     if not right:
-        raise ValueError(f"the port of {url} must be between 1 and 65535")
+        raise ValueError("must have a port between 1 and 65535")
     return url
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from cluster.config import vllm_options
+from cluster.config.kubernetes import Label, LabelValue
 from cluster.config.paths import with_located_paths
 from kv_transfer.options import YAML_SWITCH
 from router.options.settings import Resources
@@ -114,7 +115,7 @@ class PoolConfig(BaseModel):
     resources: Resources = Field(
         default_factory=dict, description="custom Ray resources that a replica takes, besides the one of its pool"
     )
-    node_labels: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?$")]] = Field(
+    node_labels: dict[Label, Annotated[LabelValue, Field(min_length=1)]] = Field(
         default_factory=dict, description="Ray node labels that a replica's node must have"
     )
     max_ongoing_requests: int = Field(64, ge=1, description="requests that one replica runs at a time")

@@ -272,6 +272,7 @@ def test_numbers_are_fine_as_environment_variables(write):
             "target.env: VLLM_CPU_KVCACHE_SPACE must be a whole number of GiB, not 4GB",
         ),
         ("target: {model: big, node_labels: {a: '!b'}}\nspeculator: {model: s}", "target.node_labels.a: "),
+        ("target: {model: big, node_labels: {a b: c}}\nspeculator: {model: s}", "target.node_labels.a b"),
         (SMALLEST + "kubernetes: {name: Skim}", "kubernetes.name: "),
         (SMALLEST + "kubernetes: {target: {memory: lots}}", "kubernetes.target.memory: "),
         (SMALLEST + "kubernetes: {targt: {}}", "did you mean target?"),
