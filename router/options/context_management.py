@@ -18,9 +18,13 @@ class _Limit(BaseModel, Generic[Kind], extra="forbid", strict=True):
     value: int = Field(ge=0)
 
 
+class _Turns(BaseModel, extra="forbid", strict=True):
+    type: Literal["thinking_turns"]
+    value: int = Field(ge=1)
+
+
 _Tokens = _Limit[Literal["input_tokens"]]
 _Uses = _Limit[Literal["tool_uses"]]
-_Turns = _Limit[Literal["thinking_turns"]]
 
 
 class ClearToolUses(BaseModel, extra="forbid", strict=True):
@@ -61,8 +65,8 @@ class _ContextManagement(BaseModel, extra="forbid", strict=True):
 
 
 def read_edits(value: Any, body_bytes: int) -> tuple[Edit, ...]:
-    """The edits that can change something (a body has more bytes than tokens and uses), thinking first, as Anthropic
-    asks. Raises InvalidOptionError, which names the place."""
+    """The edits that can change something (a body has more bytes than tokens and uses). Raises InvalidOptionError,
+    which names the place."""
     try:
         edits = _ContextManagement.model_validate({} if value is None else value).edits
     except ValidationError as error:
@@ -71,5 +75,7 @@ def read_edits(value: Any, body_bytes: int) -> tuple[Edit, ...]:
         raise InvalidOptionError(f"{name}: {_FAULTS.get(first.kind, first.fault)}", name) from None
     if len({edit.type for edit in edits}) < len(edits):
         raise InvalidOptionError(f"{FIELD}.edits must have each type once", f"{FIELD}.edits")
+    if any(isinstance(edit, ClearThinking) for edit in edits[1:]):
+        raise InvalidOptionError(f"{FIELD}.edits must have {_OF_UNIONS[1]} first", f"{FIELD}.edits")
     acts = (edit.keep if isinstance(edit, ClearThinking) else edit.trigger.value < body_bytes for edit in edits)
-    return tuple(sorted(compress(edits, acts), key=lambda edit: edit.type))
+    return tuple(compress(edits, acts))

@@ -7,7 +7,7 @@ one turn stays cleared, and the prompts of later turns begin alike until the nex
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
 from router.options.context_management import FIELD, ClearThinking, ClearToolUses
@@ -17,6 +17,7 @@ from router.prompt.contents import ChatContents, Messages, calls_of, tools_of
 from router.prompt.protected_spans import Offsets, char_ranges, tokens_touched_by_each
 
 PLACEHOLDER = "[This tool result was cleared.]"
+NO_ARGUMENTS = "{}"
 _THINKING = ("reasoning", "reasoning_content")
 
 
@@ -37,11 +38,12 @@ def without_tool_uses(
     messages: Messages,
     chat: ChatContents,
     offsets: Offsets | None,
-    placeholder: int,
+    count: Callable[[str], int],
     kept: list[str],
 ) -> tuple[Messages, dict[str, int]]:
-    """As `without_thinking`. chat, offsets: of the rendered messages. placeholder: its tokens. kept: the tools whose
-    results stay, too. Raises InvalidOptionError where the places of results are not known."""
+    """As `without_thinking`. chat, offsets: of the rendered messages. count: the tokens of a text. kept: the tools
+    whose results stay, too. A result that is no longer than its placeholder stays, and its call's arguments do not.
+    Raises InvalidOptionError where the places of results are not known."""
     results = [at for at, message in enumerate(messages) if message.get("role") in TOOL_ROLES]
     if len(results) <= edit.keep.value:
         return messages, {}
@@ -56,26 +58,33 @@ def without_tool_uses(
     for content, (start, end) in zip(placed, (span or (0, 0) for span in spans), strict=True):
         ends[content.message + 1] = max(ends[content.message + 1], end)
         tokens[content.message] += end - start
-    uses = {at: 0 if at in stays else max(0, tokens[at] - placeholder) for at in results}
+    gains = {at: 0 if at in stays else max(0, tokens[at] - count(PLACEHOLDER)) for at in results}
+    calls, inputs, uses = calls_of(messages), edit.clear_tool_inputs, dict(gains)
+    clears = {at for at in calls.keys() - stays if (tools.get(at) in inputs if isinstance(inputs, list) else inputs)}
+    for at in clears:
+        by, place = calls[at]
+        given = messages[by]["tool_calls"][place]["function"].get("arguments")
+        uses[at] += max(0, count(str(given or "")) - count(NO_ARGUMENTS))
     turns = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
     before = list(accumulate(ends, max))
     found = cleared_uses(edit, uses, [(at, before[at]) for at in (*turns, len(messages))])
-    cleared, calls, inputs = [dict(message) for message in messages], calls_of(messages), edit.clear_tool_inputs
+    cleared = [dict(message) for message in messages]
     for at in found:
-        cleared[at]["content"] = PLACEHOLDER
-        if at in calls and (tools.get(at) in inputs if isinstance(inputs, list) else inputs):
-            asking, place = calls[at]
-            asked = cleared[asking]["tool_calls"] = [*cleared[asking]["tool_calls"]]
-            asked[place] = {**asked[place], "function": {**asked[place]["function"], "arguments": "{}"}}
+        if gains[at]:
+            cleared[at]["content"] = PLACEHOLDER
+        if at in clears:
+            by, place = calls[at]
+            asked = cleared[by]["tool_calls"] = [*cleared[by]["tool_calls"]]
+            asked[place] = {**asked[place], "function": {**asked[place]["function"], "arguments": NO_ARGUMENTS}}
     return cleared, {"cleared_tool_uses": len(found)}
 
 
 def cleared_uses(edit: ClearToolUses, uses: Mapping[int, int], turns: Sequence[tuple[int, int]]) -> list[int]:
     """The messages of the results that are cleared by the last turn.
 
-    uses: by the message of each result, the tokens that its clearing saves; 0: it stays. turns: of each request that
-    the client has made, how many messages it had, and how many tokens if none was cleared. Both are in the order of the
-    chat. Results that a request brought stay in it: the model has not read them.
+    uses: by the message of each result, the tokens that clearing it and its call saves; 0: it stays. turns: of each
+    request that the client has made, how many messages it had, and how many tokens if none was cleared. Both are in the
+    order of the chat. Results that a request brought stay in it: the model has not read them.
     """
     cleared: list[int] = []
     found: list[int] = []

@@ -21,7 +21,7 @@ from router.options.context_management import ClearThinking
 from router.options.errors import HttpError
 from router.options.request import PrefillOptions, shown
 from router.prompt.contents import ChatContents, MarkedChat, Messages, changed, chars_of, without_marks
-from router.prompt.context_edits import PLACEHOLDER, without_thinking, without_tool_uses
+from router.prompt.context_edits import without_thinking, without_tool_uses
 from router.prompt.control_tokens import ControlTokens
 from router.prompt.frame import frame_messages, frame_of, settings_of
 from router.prompt.token_cache import KnownTokens
@@ -180,13 +180,15 @@ class ChatRecorder:
                     edited, counts = without_thinking(edit, messages)
                 else:
                     offsets, kept = prompt.get("prompt_token_offsets"), call.request.options.protect_tools
-                    placeholder = len(self._renderer.tokenizer.encode(PLACEHOLDER, add_special_tokens=False))
-                    given = edit, messages, chat, offsets, placeholder, kept
+                    given = edit, messages, chat, offsets, self._tokens_of, kept
                     edited, counts = await apart(chars, without_tool_uses, *given)
             if any(counts.values()):
                 messages = edited
                 applied.append(({"type": edit.type, **counts}, len(prompt["prompt_token_ids"])))
         return messages, applied
+
+    def _tokens_of(self, text: str) -> int:
+        return len(self._renderer.tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
     async def _contents(self, messages: Any, call: CallState, params: Any, prompt: Any) -> ChatContents:
         """Where the contents of `messages` are in the rendered `prompt`, and the frame of windows.

@@ -10,7 +10,7 @@ LONG = 10**9
 
 
 def test_the_defaults_are_anthropic_s():
-    thinking, uses = read_edits({"edits": [{"type": USES}, {"type": THINKING}]}, LONG)
+    thinking, uses = read_edits({"edits": [{"type": THINKING}, {"type": USES}]}, LONG)
     assert (uses.trigger.type, uses.trigger.value, uses.keep.value) == ("input_tokens", 100_000, 3)
     assert (uses.clear_at_least, uses.exclude_tools, uses.clear_tool_inputs) == (None, None, None)
     assert thinking.keep.value == 1
@@ -27,10 +27,10 @@ def test_all_thinking_may_stay(keep):
 
 
 def test_a_trigger_that_a_body_cannot_reach_costs_nothing():
-    edits = {"edits": [{"type": USES, "trigger": {"type": "input_tokens", "value": 500}}, {"type": THINKING}]}
+    edits = {"edits": [{"type": THINKING}, {"type": USES, "trigger": {"type": "input_tokens", "value": 500}}]}
     assert [edit.type for edit in read_edits(edits, 500)] == [THINKING]
     assert [edit.type for edit in read_edits(edits, 501)] == [THINKING, USES]
-    edits["edits"][0]["trigger"] = {"type": "tool_uses", "value": 3}
+    edits["edits"][1]["trigger"] = {"type": "tool_uses", "value": 3}
     assert [edit.type for edit in read_edits(edits, 500)] == [THINKING, USES]
 
 
@@ -52,6 +52,7 @@ def with_edit(**fields):
             f"context_management.edits.1: its type must be {USES} or {THINKING}",
         ),
         ({"edits": [{"type": USES}] * 2}, "context_management.edits must have each type once"),
+        ({"edits": [{"type": USES}, {"type": THINKING}]}, f"context_management.edits must have {THINKING} first"),
         (with_edit(keep=3), "context_management.edits.0.keep: must be an object"),
         (
             with_edit(keep={"type": "tool_uses", "value": -1}),
@@ -71,8 +72,8 @@ def with_edit(**fields):
             "context_management.edits.0.keep: must be an object",
         ),
         (
-            {"edits": [{"type": THINKING, "keep": {"type": "thinking_turns", "value": -1}}]},
-            "edits.0.keep.value: should be greater than or equal to 0, not -1",
+            {"edits": [{"type": THINKING, "keep": {"type": "thinking_turns", "value": 0}}]},
+            "edits.0.keep.value: should be greater than or equal to 1, not 0",
         ),
     ],
 )

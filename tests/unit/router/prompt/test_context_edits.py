@@ -116,7 +116,7 @@ def test_the_templates_of_models_with_tools(template):
     messages = tool_chat(6)
     text, chat = mapped(template, messages)
     characters = [(at, at + 1) for at in range(len(text))]  # a token for each
-    arguments = {"offsets": characters, "placeholder": len(PLACEHOLDER), "kept": []}
+    arguments = {"offsets": characters, "count": len, "kept": []}
     left, counts = without_tool_uses(edit(clear_tool_inputs=True), messages, chat, **arguments)
     assert counts == {"cleared_tool_uses": 3}
     shorter = rendered(template, left)
@@ -129,6 +129,24 @@ def test_the_templates_of_models_with_tools(template):
 
 def test_results_without_a_known_place_are_refused_only_where_some_could_be_cleared():
     hidden = ChatContents([], None)
-    assert without_tool_uses(edit(keep=3), tool_chat(3), hidden, None, 6, []) == (tool_chat(3), {})
+    assert without_tool_uses(edit(keep=3), tool_chat(3), hidden, None, len, []) == (tool_chat(3), {})
     with pytest.raises(InvalidOptionError, match=r"^context_management has no effect with this model: its template"):
-        without_tool_uses(edit(keep=3), tool_chat(4), hidden, None, 6, [])
+        without_tool_uses(edit(keep=3), tool_chat(4), hidden, None, len, [])
+
+
+@pytest.mark.parametrize(("inputs", "cleared"), [(True, 3), (["read"], 3), (["other"], 0), (False, 0)])
+def test_the_arguments_of_calls_with_short_results_are_cleared(inputs, cleared):
+    """As of Write and Edit. Their tokens count as saved."""
+    messages = tool_chat(6)
+    for message in messages[1:]:
+        if message["role"] == "tool":
+            message["content"] = "ok"
+        else:
+            message["tool_calls"][0]["function"]["arguments"] = "x" * 500
+    text, chat = mapped("qwen3", messages)
+    given = messages, chat, [(at, at + 1) for at in range(len(text))], len, []
+    left, counts = without_tool_uses(edit(clear_tool_inputs=inputs, least=3 * 498), *given)
+    assert counts == {"cleared_tool_uses": cleared}
+    assert PLACEHOLDER not in str(left)
+    assert str(left).count("x" * 500) == 6 - cleared
+    assert without_tool_uses(edit(clear_tool_inputs=inputs, least=3 * 498 + 1), *given)[1] == {"cleared_tool_uses": 0}
