@@ -59,6 +59,12 @@ class WireError(SkimError):
     kind: ClassVar[str] = "wire"
 
 
+class MessageSizeError(SkimError):
+    """A message between router and pools is larger than any may be. What was asked for must be less."""
+
+    kind: ClassVar[str] = "message_size"
+
+
 def error_of_kind(kind: str, message: str) -> SkimError:
     """An error of the class with this `kind`; a plain SkimError for an unknown kind."""
     kinds = (c for c in SkimError.__subclasses__() if "kind" in vars(c))  # the others never travel

@@ -16,7 +16,7 @@ from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Se
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.wire.arrays import decode_array, encode_array
 from kv_transfer.wire.draft_columns import ReplyColumns, RequestColumns
-from skim_common.errors import SkimError, WireError, error_of_kind
+from skim_common.errors import MessageSizeError, SkimError, WireError, error_of_kind
 from skim_common.models.info import ModelInfo
 from skim_common.validation import sentence
 
@@ -59,7 +59,7 @@ Message = TypeVar("Message")
 def encode(message: Any) -> bytes:
     """Encode a message of `messages.py` or `drafts.py`.
 
-    Raises WireError if it cannot be encoded or is too large.
+    Raises WireError if it cannot be encoded, and MessageSizeError if it is too large.
     """
     number = _NUMBERS.get(type(message))
     if number is None:
@@ -70,7 +70,9 @@ def encode(message: Any) -> bytes:
     except (AttributeError, TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:
         raise WireError(f"this {type(message).__name__} cannot be sent: {e}") from None
     if _HEADER.size + len(body) > MAX_MESSAGE_BYTES:
-        raise WireError(f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+        raise MessageSizeError(
+            f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}"
+        )
     return _HEADER.pack(_MAGIC, VERSION, number) + body
 
 

@@ -45,6 +45,9 @@ from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Pools
 from skim_common.errors import DeadlineError, EngineUnavailableError, InvalidRequestError
 
+MAX_ID_CHARS = 512
+"""Of a prompt's id, which is held with its explanation and travels to the pools. The client may choose most of it."""
+
 
 class Dispatcher:
     """defaults, decode_defaults: the deployment's options of a request. settings: the endpoint's.
@@ -193,6 +196,9 @@ class Dispatcher:
             self.catch_ups.hold()
 
     def _begin(self, request_id: str, outcome: Outcome) -> None:
+        if len(request_id) > MAX_ID_CHARS:
+            message = f"the request's id has more than {MAX_ID_CHARS} characters; shorten x-request-id or request_id"
+            raise InvalidRequestError(message)
         outcome.call.request_id = outcome.call.request_id or request_id
         note_tokenized(outcome.call.span, outcome)
 
@@ -253,7 +259,8 @@ class Dispatcher:
         explained, held = Explained(selection, options.selection, prepared.layout, timings, made), None
         if options.explain_text:
             held = HeldPrompt(rendered.token_ids, outcome.messages())
-        self.selections.add(prepared.request_id, Entry(prepared.size, explained, held), outcome.call.request.key)
+        call, entry = outcome.call, Entry(prepared.size, explained, held)
+        self.selections.add(prepared.request_id, entry, call.request.key, call.request_id)
 
     def _record_answer(self, prepared: Prepared, outcome: Outcome, answer: AnswerRecord, ticket: Ticket) -> None:
         """Count and learn from a complete answer, and catch up what it was not made from."""

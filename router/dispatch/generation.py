@@ -64,8 +64,9 @@ class Generation:
     def _moved(self, migration: Migration) -> None:
         prepared, self._held = self._prepared, False
         record_migration(self._dispatcher.meter, migration)
-        key = self._outcome.call.request.key
-        self._dispatcher.selections.note_migration(prepared.request_id, prepared.size, migration, key)
+        call = self._outcome.call
+        log, key = self._dispatcher.selections, call.request.key
+        log.note_migration(prepared.request_id, prepared.size, migration, key, call.request_id)
 
     def _received(self, output: GenerateOutput) -> None:
         self._held = True

@@ -20,7 +20,7 @@ from router.dispatch.tracing import SELECT
 from router.pools.availability import PoolDownError
 from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Pools
-from skim_common.errors import DeadlineError, InvalidRequestError, SkimError
+from skim_common.errors import DeadlineError, InvalidRequestError, MessageSizeError, SkimError
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,9 @@ class SelectionClient:
             self._admission.selected(ticket, waited_ms, drafts=selection.kept.session is not None)
         except (InvalidRequestError, DeadlineError):
             raise
+        except MessageSizeError:
+            message = f"the prompt's {prepared.size} tokens and their units are more than one selection can carry"
+            raise InvalidRequestError(f"{message}; send the text in parts, each as a text of its own") from None
         except (TimeoutError, SkimError) as error:
             late, down = isinstance(error, TimeoutError), isinstance(error, PoolDownError)
             outcome.reason = f"speculator-{'timeout' if late else 'down' if down else 'error'}"

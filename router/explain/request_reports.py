@@ -5,41 +5,36 @@ A stream that was opened before its first token has only a part of them in its h
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
-from operator import itemgetter
 
-from cachetools import FIFOCache
 from fastapi import FastAPI
 
 from router.explain.held import PATH, Held, add_route, engine_names
+from router.explain.shares import KeyShares
 
 MAX_REPORTS = 4096
 MAX_BYTES = 16 * 2**20
 
 
 class RequestReports:
-    """The values of the latest requests by API key's name and id, as JSON text: at most `MAX_REPORTS` and `MAX_BYTES`.
+    """The values of the latest requests by API key's name and id, as JSON text: at most `MAX_REPORTS` and `MAX_BYTES`,
+    with a share for each key.
 
     A completions request with many prompts has many values. The client may choose the id.
     """
 
     def __init__(self) -> None:
-        # The headers, and the bytes that count: at least the share of one of MAX_REPORTS.
-        self._reports: FIFOCache[tuple[str, str], tuple[str, int]] = FIFOCache(MAX_BYTES, getsizeof=itemgetter(1))
+        self._reports: KeyShares[str] = KeyShares(MAX_BYTES, MAX_REPORTS)
 
     def add(self, request_id: str, values: Mapping[str, str], key: str = "") -> None:
         """values: of the headers, by name. request_id: the engines' id of the first prompt."""
         headers = json.dumps(values)
-        size = max(len(headers) + len(request_id), MAX_BYTES // MAX_REPORTS)
-        self._reports.pop((key, request_id), None)
-        with suppress(ValueError):  # larger than all that may be held
-            self._reports[key, request_id] = headers, size
+        self._reports.put(key, request_id, headers, len(headers))
 
     def held(self, request_id: str, key: str = "") -> str | None:
         """The report as JSON text, by the id in the response's body; None if none is held."""
         for name in engine_names(request_id):
-            if (key, name) in self._reports:
-                return f'{{"id": {json.dumps(request_id)}, "headers": {self._reports[key, name][0]}}}'
+            if (headers := self._reports.get(key, name)) is not None:
+                return f'{{"id": {json.dumps(request_id)}, "headers": {headers}}}'
         return None
 
     def add_route(self, app: FastAPI, others: Held | None = None) -> None:

@@ -5,7 +5,6 @@ It holds numbers. It holds a prompt's text only if the deployment allows it and 
 
 import asyncio
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,13 +15,16 @@ from kv_transfer.arrays import Int32Array
 from router.explain.explained import Explained
 from router.explain.held import PATH, Held, add_route, engine_names
 from router.explain.prompt_text import MessageSpan, PromptText
+from router.explain.shares import KeyShares
 from router.options.errors import InvalidOptionError
 from router.options.request import PREFILL, PrefillOptions
 from router.pools.migration import Migration
 from speculator_service.translation.token_text import TokenText
 
-MAX_ENTRIES = 1024
+MAX_CALLS = 1024
 MAX_BYTES = 64 * 2**20
+CALL_SHARE = 16
+"""A call of many prompts has at most this fraction (1/16) of the bytes; prompts beyond it leave no entry."""
 TEXT_BYTES_PER_TOKEN = 16
 """About what a held prompt takes per token: its id and the messages that it was rendered from."""
 
@@ -66,17 +68,26 @@ class Entry:
         return shown
 
 
-class SelectionLog:
-    """The latest entries, at most `max_entries` and `max_bytes`; the oldest are removed first.
+@dataclass(slots=True, eq=False)
+class _Call:
+    """The entries of a call's prompts, by their ids."""
 
-    An entry has the name of the request's API key (empty without keys) and the request's id, which a client may choose.
+    entries: dict[str, Entry] = field(default_factory=dict)
+    nbytes: int = 0
+
+
+class SelectionLog:
+    """The entries of the latest calls, at most `max_calls` and `max_bytes`, with a share for each API key.
+
+    An entry has the name of the call's API key (empty without keys), and the engines' id of its prompt. A call is named
+    by the id of its first prompt, and has one place, however many prompts it has.
 
     holds_text: whether requests may ask for their prompt's text to be held.
     """
 
-    def __init__(self, *, holds_text: bool = False, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
-        self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()
-        self.holds_text, self._max_entries, self._max_bytes, self._bytes = holds_text, max_entries, max_bytes, 0
+    def __init__(self, *, holds_text: bool = False, max_calls: int = MAX_CALLS, max_bytes: int = MAX_BYTES) -> None:
+        self._calls: KeyShares[_Call] = KeyShares(max_bytes, max_calls)
+        self.holds_text, self._max_of_many = holds_text, max_bytes // CALL_SHARE
 
     def check(self, options: PrefillOptions) -> None:
         """Raise InvalidOptionError if the request asks for text that this deployment does not hold."""
@@ -84,31 +95,39 @@ class SelectionLog:
             param = f"{PREFILL.name}.explain_text"
             raise InvalidOptionError(f"{param} must be false: this deployment holds no text of prompts", param)
 
-    def add(self, request_id: str, entry: Entry, key: str = "") -> None:
-        name = key, request_id
-        if name in self._entries:
-            self._bytes -= self._entries.pop(name).nbytes
-        self._entries[name] = entry
-        self._bytes += entry.nbytes
-        while len(self._entries) > self._max_entries or self._bytes > self._max_bytes:
-            _, oldest = self._entries.popitem(last=False)
-            self._bytes -= oldest.nbytes
+    def add(self, request_id: str, entry: Entry, key: str = "", call: str = "") -> None:
+        """call: its name; empty: the prompt is the call's first."""
+        call = call or request_id
+        held = self._calls.get(key, call)
+        if held is None or request_id in held.entries:  # a later call of the same id
+            held = _Call()
+        size = entry.nbytes + len(request_id)
+        if not held.entries or held.nbytes + size <= self._max_of_many:
+            held.entries[request_id] = entry
+            held.nbytes += size
+            self._calls.put(key, call, held, held.nbytes)
 
-    def note_migration(self, request_id: str, prompt_tokens: int, migration: Migration, key: str = "") -> None:
-        """Add to the request's entry; a dense request gets one now."""
-        if (key, request_id) not in self._entries:
-            self.add(request_id, Entry(prompt_tokens), key)
-        self._entries[key, request_id].migrations.append(migration)
+    def note_migration(
+        self, request_id: str, prompt_tokens: int, migration: Migration, key: str = "", call: str = ""
+    ) -> None:
+        """Add to the prompt's entry; a dense one gets one now. key, call: as in `add`."""
+        if self._entry(request_id, key) is None:
+            self.add(request_id, Entry(prompt_tokens), key, call)
+        if (entry := self._entry(request_id, key)) is not None:
+            entry.migrations.append(migration)
 
     def note_catch_up(self, request_id: str, found: Mapping[str, Any], key: str = "") -> None:
         """Show how far the request's catch-up is, if its entry is still held."""
-        if (entry := self._entries.get((key, request_id))) is not None:
+        if (entry := self._entry(request_id, key)) is not None:
             entry.catch_up = found
 
     def get(self, request_id: str, key: str = "") -> Entry | None:
         """Look up by the id in the response body."""
-        names = ((key, name) for name in engine_names(request_id))
-        return next((self._entries[name] for name in names if name in self._entries), None)
+        found = (self._entry(name, key) for name in engine_names(request_id))
+        return next((entry for entry in found if entry is not None), None)
+
+    def _entry(self, name: str, key: str) -> Entry | None:
+        return next((call.entries[name] for call in self._calls.latest(key) if name in call.entries), None)
 
 
 class ExplainView:

@@ -23,7 +23,14 @@ from kv_transfer.messages import (
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.wire import codec
 from kv_transfer.wire.codec import MAX_MESSAGE_BYTES, VERSION, decode, encode, encode_error
-from skim_common.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError, WireError
+from skim_common.errors import (
+    EngineUnavailableError,
+    InvalidRequestError,
+    MessageSizeError,
+    ModelError,
+    SkimError,
+    WireError,
+)
 from skim_common.models.info import ModelInfo
 from tests.unit.kv_transfer.message_strategies import messages, same
 
@@ -251,7 +258,7 @@ def test_hostile_msgpack(sampling):
 def test_messages_over_the_limit():
     with pytest.raises(WireError, match="over the limit"):
         decode(bytes(MAX_MESSAGE_BYTES + 1), KeptPrompt)
-    with pytest.raises(WireError, match="over the limit"):
+    with pytest.raises(MessageSizeError, match="over the limit"):
         encode(SelectRequest("r", np.zeros(MAX_MESSAGE_BYTES // 4, np.int32)))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from kv_transfer.wire import codec
 from router.admission.ticket import OverloadedError
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.token_budget import TokenBudget
@@ -457,6 +458,20 @@ async def test_a_text_that_the_speculator_cannot_read_is_refused_before_it_is_se
     error = await refused(client, PATH, {**BODY, "speculative_prefill": {"read": "whole"}}, 400)
     assert "the speculator reads at most" in error.message
     assert pools.selects == []
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+async def test_a_long_id_is_refused(client, pools, path):
+    body = BODY if path == PATH else {"model": MODEL_NAME, "messages": [user(TEXT)]}
+    error = await refused(client, path, body, 400, headers={"x-request-id": "x" * 2000})
+    assert "shorten x-request-id" in error.message
+    assert pools.selects == []
+
+
+async def test_what_no_message_can_carry_is_a_400(client, pools, monkeypatch):
+    monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 4000)
+    error = await refused(client, PATH, BODY, 400)
+    assert error.message.endswith("send the text in parts, each as a text of its own")
 
 
 async def test_a_deployment_that_runs_dense_selects_too(served, client, pools, monkeypatch):

@@ -51,6 +51,15 @@ def test_another_key_finds_nothing():
     assert json.loads(reports.held("r", "team")) == {"id": "r", "headers": {}}
 
 
+def test_a_key_removes_its_own_reports():
+    reports = RequestReports()
+    reports.add("r", {}, "few")
+    for number in range(MAX_REPORTS + 1):
+        reports.add(f"{number}", {}, "many")
+    assert reports.held("r", "few")
+    assert reports.held("0", "many") is None
+
+
 async def test_another_router_is_asked():
     async def ask_others(request_id, key):
         return '{"id": "far"}' if request_id == "far" else None

@@ -14,7 +14,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CallState
 from router.explain.explained import Explained
-from router.explain.selection_log import TEXT_BYTES_PER_TOKEN, Entry, ExplainView, HeldPrompt, SelectionLog
+from router.explain.selection_log import CALL_SHARE, TEXT_BYTES_PER_TOKEN, Entry, ExplainView, HeldPrompt, SelectionLog
 from router.options.errors import InvalidOptionError
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
@@ -68,7 +68,7 @@ async def test_a_prompt_is_held_only_where_both_the_deployment_and_the_request_s
 
 
 def test_the_log_holds_the_latest_selections():
-    log = SelectionLog(max_entries=2)
+    log = SelectionLog(max_calls=2)
     for number, name in enumerate(("a-0", "b_0", "c")):
         log.add(name, entry(10 + number))
     assert log.get("a") is None
@@ -83,13 +83,36 @@ def test_the_log_is_bounded_in_bytes_and_counts_held_text():
     made = entry(100).explained
     layout = layout_of(regions=[(0, 1, 0.5)] * 9, units=range(50))
     assert replace(made, layout=layout).nbytes == one + 9 * (2 * 4 + 4) + 4 * 50
-    log = SelectionLog(max_bytes=3 * one)
+    log = SelectionLog(max_bytes=3 * (one + 2))  # with the names of the call and of its prompt
     for name in "abcd":
         log.add(name, entry(100))
         log.add(name, entry(100))  # the same again: not counted twice
     assert [log.get(name) is None for name in "abcd"] == [True, False, False, False]
     log.add("large", entry(301))
     assert [log.get(name) for name in ("b", "c", "d", "large")] == [None] * 4
+
+
+def test_a_call_has_one_place_and_a_key_its_share():
+    log = SelectionLog(max_calls=4)
+    for key in ("a", "b"):
+        log.add("old", entry(), key)
+    for number in reversed(range(1024)):  # in any order
+        log.add(f"many-{number}", entry(), "a", "many-0")
+    assert all(log.get(f"many-{number}", "a") for number in range(1024))
+    assert log.get("many", "a") is log.get("many-0", "a")
+    assert log.get("old", "a")
+    for number in range(100):
+        log.add(f"r{number}", entry(), "a")
+    assert log.get("old", "b"), "a key removes its own entries"
+    assert log.get("old", "a") is log.get("many-5", "a") is None
+
+
+def test_a_call_of_many_prompts_has_a_part_of_the_log():
+    log = SelectionLog(max_bytes=CALL_SHARE * 4000)
+    for number in range(100):
+        log.add(f"many-{number}", entry(10), call="many-0")  # 80 bytes and the name
+    held = [number for number in range(100) if log.get(f"many-{number}")]
+    assert held == [*range(46)]
 
 
 @pytest.fixture
