@@ -133,7 +133,7 @@ class SelectionOptions(BaseModel):
     )
     chunk_size: int = Field(32, ge=1, le=4096, description="tokens per chunk, where the prompt is cut in chunks")
     pool_kernel: Annotated[int, AfterValidator(_odd)] = Field(
-        13, ge=1, le=1023, description="width of the average pooling of scores along the prompt; 1 switches it off"
+        13, ge=1, le=1023, description="odd width of the average pooling of scores along the prompt; 1 switches it off"
     )
     layers: Literal["all", "last_half", "last4", "last1"] = Field(
         "last_half",

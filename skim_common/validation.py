@@ -30,7 +30,7 @@ class Problem:
             return "is missing"
         if self.kind == "extra_forbidden":
             return "is not a setting"
-        message = self.message.removeprefix("Input ").removeprefix("Value error, ")
+        message = self.message.removeprefix("Input ").removeprefix("List ").removeprefix("Value error, ")
         if self.kind == "value_error" and not isinstance(self.given, str | int | float | list | None):
             return message  # a rule of a whole section names its settings
         secret = not SECRETS.isdisjoint(self.location)

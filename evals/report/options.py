@@ -3,10 +3,11 @@
 import json
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from evals.report.hooks import ROOT
-from router.options.request import DECODE, PREFILL, describe_range
+from router.options.request import DECODE, PREFILL
+from skim_common.validation import problems
 
 PAGE = ROOT / "docs" / "options.md"
 END = "<!-- end -->\n"
@@ -34,10 +35,40 @@ def table(model: type[BaseModel]) -> str:
     """Each option with its default, its values and its description, which a link to more may follow."""
     defaults = model().model_dump()
     rows = (
-        (f"`{name}`", _default(defaults[name]), describe_range(model, name), _meaning(name, field.description))
+        (f"`{name}`", _default(defaults[name]), values(model, name), _meaning(name, field.description))
         for name, field in model.model_fields.items()
     )
     return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def values(model: type[BaseModel], name: str) -> str:
+    """The values that an option may have, from its JSON schema, or in the words of the function that checks it."""
+    field = model.model_json_schema()["properties"][name]
+    if known := _in_words(field):
+        return known
+    try:
+        model.model_validate({name: object()})
+    except ValidationError as error:
+        return problems(error)[0].message.removeprefix("Value error, must be ")
+    raise AssertionError(f"{name} has any value")
+
+
+def _in_words(schema: dict[str, Any]) -> str:
+    """The values that a JSON schema allows; "" for all."""
+    if "anyOf" in schema:
+        return " or ".join(map(_in_words, schema["anyOf"]))
+    if "enum" in schema:
+        return f"one of {', '.join(schema['enum'])}"
+    if "items" in schema:
+        bound = "" if "minItems" in schema else "at most "
+        return f"a list of {bound}{schema['maxItems']}, each {_in_words(schema['items'])}"
+    if "propertyNames" in schema:
+        return f"an object with any of {', '.join(schema['propertyNames']['enum'])}"
+    bounds = (("exclusiveMinimum", ">"), ("minimum", ">="), ("maximum", "<="))
+    within = " and ".join(f"{sign} {schema[name]}" for name, sign in bounds if name in schema)
+    words = {"boolean": "true or false", "integer": "an integer", "number": "a number", "string": "text"}
+    kind = schema.get("type", "")
+    return f"{words.get(kind, kind)} {within}".strip()
 
 
 def _default(value: Any) -> str:

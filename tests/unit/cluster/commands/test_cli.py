@@ -177,8 +177,8 @@ def test_a_name_with_brackets_is_shown_as_it_is(skim, tmp_path, name):
     ("name", "value", "allowed"),
     [
         ("keep_rate", 2, "auto or a number > 0 and <= 1"),
-        ("look_ahead", 65, "an integer >= 0 and <= 64"),
-        ("chunk_size", 0, "an integer >= 1 and <= 4096"),
+        ("look_ahead", 65, "less than or equal to 64"),
+        ("chunk_size", 0, "greater than or equal to 1"),
     ],
 )
 def test_an_option_out_of_range(skim, prompt, name, value, allowed):
