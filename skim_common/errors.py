@@ -65,6 +65,10 @@ class MessageSizeError(SkimError):
     kind: ClassVar[str] = "message_size"
 
 
+class WireVersionError(WireError):
+    """The other side runs another release of Skim, as during an update."""
+
+
 def error_of_kind(kind: str, message: str) -> SkimError:
     """An error of the class with this `kind`; a plain SkimError for an unknown kind."""
     kinds = (c for c in SkimError.__subclasses__() if "kind" in vars(c))  # the others never travel

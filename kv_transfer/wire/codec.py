@@ -16,7 +16,7 @@ from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Se
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.wire.arrays import decode_array, encode_array
 from kv_transfer.wire.draft_columns import ReplyColumns, RequestColumns
-from skim_common.errors import MessageSizeError, SkimError, WireError, error_of_kind
+from skim_common.errors import MessageSizeError, SkimError, WireError, WireVersionError, error_of_kind
 from skim_common.models.info import ModelInfo
 from skim_common.validation import sentence
 
@@ -112,7 +112,8 @@ def _read_header(data: bytes) -> int:
     if magic != _MAGIC:
         raise WireError("these bytes are not a message of Skim")
     if version != VERSION:
-        raise WireError(f"a message has version {version}, this side reads version {VERSION}; run one release of Skim")
+        told = f"a message has version {version}, this side reads version {VERSION}; run one release of Skim"
+        raise WireVersionError(told)
     return int(number)
 
 

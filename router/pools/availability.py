@@ -5,6 +5,7 @@ it at once with what still works. A pool that autoscaling has emptied is not dow
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections import defaultdict
@@ -19,6 +20,8 @@ from actors.lifecycle.failed_probes import READ_PERIOD_S, failed_probes
 from actors.observability.meter import Meter
 from actors.ray_hooks.controller import Controller
 from skim_common.errors import EngineUnavailableError
+
+logger = logging.getLogger(__name__)
 
 PERIOD_S = READ_PERIOD_S
 TIMEOUT_S = 10.0
@@ -73,7 +76,8 @@ class PoolStates:
                 self._empty_since.setdefault(pool, self._clock())
         for pool in filter(self.is_down, self._empty_since):
             for wait in self._waiting[pool]:
-                wait.reschedule(asyncio.get_running_loop().time())
+                if not wait.expired():  # one that ends already cannot be changed
+                    wait.reschedule(asyncio.get_running_loop().time())
 
     def answered(self, pool: str) -> None:
         """The pool answered, so it is up, at once. Serve's next report may say otherwise: the time then begins anew."""
@@ -126,12 +130,15 @@ async def watch_pools(
         with suppress(Exception):
             async with asyncio.timeout(TIMEOUT_S):
                 known = await ask()
-        states.note(known)
+        try:
+            states.note(known)
+            for pool, replicas in known.items():
+                meter.record("skim_router_pool_replicas", replicas.configured, pool=pool, state="configured")
+                meter.record("skim_router_pool_replicas", replicas.running, pool=pool, state="running")
+        except Exception:
+            logger.exception("the state of the pools could not be noted; it is tried again")
         with suppress(Exception):
             states.failed_probes = await probes()
-        for pool, replicas in known.items():
-            meter.record("skim_router_pool_replicas", replicas.configured, pool=pool, state="configured")
-            meter.record("skim_router_pool_replicas", replicas.running, pool=pool, state="running")
         await asyncio.sleep(PERIOD_S)
 
 

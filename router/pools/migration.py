@@ -19,7 +19,7 @@ from skim_common.errors import EngineUnavailableError, SkimError
 
 logger = logging.getLogger(__name__)
 
-Cause = Literal["died", "drained"]
+Cause = Literal["died", "drained", "refused"]
 
 MAX_DEATHS = 2
 """A request is given up when so many replicas died under it, also between its tokens: it may be what kills them."""
@@ -35,7 +35,8 @@ Attempt = Callable[[GenerateRequest], AsyncGenerator[GenerateOutput, None]]
 
 
 class ReplicaLostError(EngineUnavailableError):
-    """The target replica of a request is lost. cause: died, or drained: it stops and has asked for its replacement.
+    """The target replica of a request is lost. cause: died; drained: it stops and has asked for its replacement; or
+    refused: it runs another release, and cannot read the request.
 
     accepted: whether the replica had confirmed that it has the request.
     """
@@ -139,6 +140,9 @@ class _Moves:
             error.cause,
         )
         self._note(Migration(error.cause, answered))
+        if error.cause == "refused":  # its prefix would bring the request to the same replica again
+            asked = self.record.asked
+            self.record.asked = replace(asked, envelope=replace(asked.envelope, affinity=""))
         if losses.handovers > 1:
             await asyncio.sleep(HANDOVER_PAUSE_S)
 

@@ -34,7 +34,14 @@ from router.pools.availability import PoolDownError, PoolStates
 from router.pools.interface import Admitted, unwatched
 from router.pools.migration import ReplicaLostError, migrate
 from router.pools.wake_up import ColdStart
-from skim_common.errors import DeadlineError, EngineUnavailableError, HandoverError, InvalidRequestError, SkimError
+from skim_common.errors import (
+    DeadlineError,
+    EngineUnavailableError,
+    HandoverError,
+    InvalidRequestError,
+    SkimError,
+    WireVersionError,
+)
 from skim_common.models.info import ModelInfo, check_pair
 
 logger = logging.getLogger(__name__)
@@ -247,6 +254,8 @@ class ServePools:
                     yield output
         except HandoverError as error:
             raise ReplicaLostError("drained", accepted=accepted) from error
+        except WireVersionError as error:
+            raise ReplicaLostError("refused", accepted=False) from error  # it cannot read the request
         except RayActorError as error:
             raise ReplicaLostError("died", accepted=accepted) from error
         except (RayError, RayServeException, grpc.RpcError) as error:

@@ -105,6 +105,30 @@ async def test_a_timeout_of_the_callers_own_is_no_pool_that_is_down(states):
     assert not isinstance(caught.value, PoolDownError)
 
 
+async def test_a_wait_that_ends_slowly_is_ended_once(states, clock):
+    """A time-out that has expired cannot be changed: the watch of the pools would die of it."""
+    may_end, ending = asyncio.Event(), asyncio.Event()
+
+    async def slow():
+        async with states.while_up("target"):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ending.set()
+                await may_end.wait()
+
+    states.note({"target": EMPTY})
+    call = asyncio.create_task(slow())
+    await asyncio.sleep(0)
+    clock.now = 30.0
+    states.note({"target": EMPTY})
+    await ending.wait()
+    states.note({"target": EMPTY})
+    may_end.set()
+    with pytest.raises(PoolDownError):
+        await call
+
+
 async def test_without_the_controller_the_last_state_counts(monkeypatch, clock, states):
     monkeypatch.setattr("router.pools.availability.PERIOD_S", 0.0)
     asked, meter = 0, LocalMeter()

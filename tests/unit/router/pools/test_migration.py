@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.mock_engines.target import MockTarget
-from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
+from kv_transfer.messages import Completion, Envelope, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
 from kv_transfer.sampling import CUMULATIVE, DELTA, FINAL_ONLY
 from router.pools.answer_record import AnswerRecord
 from router.pools.migration import Migration, ReplicaLostError, _merged, migrate
@@ -265,3 +265,15 @@ async def test_a_stream_that_says_cancelled_ends_all() -> None:
     reading = asyncio.ensure_future(anext(merged))
     await asyncio.wait([reading], timeout=30)
     assert reading.cancelled()
+
+
+async def test_a_replica_of_another_release_is_not_preferred_again(engine: MockTarget) -> None:
+    replicas, moves = Replicas(engine, None, None, causes="refused"), list[Migration]()
+    request = GenerateRequest("r", PROMPT, {"max_tokens": 2}, envelope=Envelope(affinity="prefix"))
+    async for _ in migrate(AnswerRecord(request), replicas.generate, moves.append):
+        pass
+    assert [asked.envelope.affinity for asked in replicas.requests] == ["prefix", "", ""]
+    assert moves == [Migration("refused", 0)] * 2
+    gone = Replicas(engine, None, None, None, causes="refused")
+    with pytest.raises(EngineUnavailableError, match="try again in a moment"):
+        await run(gone)

@@ -97,6 +97,15 @@ async def test_a_replica_that_stops_hands_its_answers_over(leave):
     assert (lost.value.cause, lost.value.accepted) == ("drained", True)
 
 
+async def test_a_replica_of_another_release_refuses_the_request():
+    told = bytearray(encode_error(WireError("a message has version 9, this side reads version 8")))
+    told[4] -= 1
+    pools, _, _ = serve_pools(target=[Reply(ACCEPTED, bytes(told))])
+    with pytest.raises(ReplicaLostError) as lost:
+        await texts(pools)
+    assert (lost.value.cause, lost.value.accepted) == ("refused", False)
+
+
 @pytest.mark.parametrize(
     "refusal", [BackPressureError(1, 1), DeploymentUnavailableError(DeploymentID("target", "skim")), FOREVER]
 )
