@@ -92,7 +92,7 @@ _ALL = (
     Metric(
         "skim_router_shed_total",
         "counter",
-        "prompts that did without something because of the load, by kind: draft-ahead, drafts or keep",
+        "prompts of which less was kept because of the load (kind: keep)",
         ("kind",),
     ),
     Metric("skim_router_given_up_total", "counter", "requests that ended with an error after losing target replicas"),

@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 from actors.observability.meter import Meter
 from kv_transfer.messages import GenerateOutput
-from router.admission.fair_queue import FairQueue, Order, QueueEntry
+from router.admission.fair_queue import FairQueue, QueueEntry
 from router.admission.load_shedding import KEEP, relative_load
 from router.admission.pool_load import AnswerTime, PoolLoad
 from router.admission.ticket import AdmissionRequest, OverloadedError, Ticket
@@ -162,7 +162,6 @@ class Admission:
                 if less is None or error.reason == "full":
                     raise
                 work, wait_ms = less, self._check(request, less)
-            self._make_room(request)
         load = relative_load(wait_ms, min(self._max_wait_ms, self._slack_ms(request, work)))
         if less is not None and load >= KEEP:
             work = less
@@ -176,7 +175,7 @@ class Admission:
     def _check(self, request: AdmissionRequest, work: Work) -> float:
         """The predicted wait of a prompt that arrives now, in milliseconds. Raises OverloadedError."""
         order = self._queue.next_order(request.key, request.priority)
-        if self._ongoing >= self._most and self._last_behind(order) is None:
+        if self._ongoing >= self._most:
             raise OverloadedError("full", "this router has as many requests as it may", self._ends_s)
         if self.is_idle:
             return 0.0
@@ -227,22 +226,6 @@ class Admission:
     def is_idle(self) -> bool:
         """Whether no prompt waits or is read. Answers may run."""
         return not (len(self._queue) or self._speculator.requests or self._target.requests)
-
-    def _last_behind(self, order: Order) -> Ticket | None:
-        """The last request in the queue that can still be refused, if it is behind `order`."""
-        last = None
-        for entry in self._queue:
-            if entry.order > order and entry.item.may_be_refused:
-                last = entry.item
-        return last
-
-    def _make_room(self, request: AdmissionRequest) -> None:
-        """If the router is full, refuse the last one in its queue."""
-        if self._ongoing < self._most:
-            return
-        last = self._last_behind(self._queue.next_order(request.key, request.priority))
-        if last is not None:
-            self._refuse(last, OverloadedError("full", "requests before this one took its ticket", self._ends_s))
 
     def _refuse(self, ticket: Ticket, error: OverloadedError) -> None:
         """Refuse a request that waits in the queue."""

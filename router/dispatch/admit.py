@@ -7,7 +7,7 @@ from actors.observability.meter import Meter
 from kv_transfer.options import AUTO
 from router.admission.api_keys import FIRST_PRIORITY
 from router.admission.controller import Admission
-from router.admission.load_shedding import least_keep, lighter_decoding
+from router.admission.load_shedding import least_keep
 from router.admission.ticket import AdmissionRequest, Ticket
 from router.decision.cost_model import Work
 from router.decision.forecaster import Forecaster
@@ -51,18 +51,10 @@ def admit(
 
 def shed_load(prepared: Prepared, outcome: Outcome, ticket: Ticket, meter: Meter) -> Prepared:
     """The prompt without what the load leaves no room for (`router.admission.load_shedding`)."""
-    kinds, request = list[str](), outcome.call.request
-    if not request.decode_is_explicit:
-        decode, shed = lighter_decoding(prepared.decode, ticket.load)
-        prepared = replace(prepared, decode=decode)
-        kinds += [shed] if shed else []
-    if ticket.keeps_less and (options := _with_least_keep(prepared, request)) is not None:
-        prepared = replace(prepared, options=options)
-        kinds.append("keep")
-    for kind in kinds:
-        meter.record("skim_router_shed_total", 1, kind=kind)
-    if kinds:
-        outcome.notes["shed"] = "+".join(kinds)
+    if ticket.keeps_less and (options := _with_least_keep(prepared, outcome.call.request)) is not None:
+        meter.record("skim_router_shed_total", 1, kind="keep")
+        outcome.notes["shed"] = "keep"
+        return replace(prepared, options=options)
     return prepared
 
 

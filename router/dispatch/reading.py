@@ -135,4 +135,4 @@ def is_judged(prepared: Prepared, outcome: Outcome) -> bool:
     is kept, and the load has left out nothing of it."""
     request = outcome.call.request
     own = request.options.model_fields_set <= DECIDE_NOTHING_KEPT and request.keep_fields is None
-    return own and request.options.enabled == AUTO and "keep" not in str(outcome.notes.get("shed", ""))
+    return own and request.options.enabled == AUTO and "shed" not in outcome.notes

@@ -188,20 +188,6 @@ async def test_with_one_key_the_flood_comes_first():
 
 
 @scenario
-async def test_a_full_router_gives_the_last_place_of_a_flood_to_another_key():
-    world = World(most=8)
-    await world.learn()
-    tasks = [world.start(f"flood {i}", key="a") for i in range(8)]
-    await asyncio.sleep(0.01)
-    world.admission.refuse_early(AdmissionRequest(key="b"))
-    tasks.append(world.start("calm", key="b"))
-    await asyncio.gather(*tasks)
-    assert "calm" in world.ran
-    assert list(world.refused) == ["flood 7"]
-    assert "flood 7" not in world.ran
-
-
-@scenario
 async def test_a_shorter_prompt_is_offered_before_a_refusal():
     world = World()
     await world.learn()
