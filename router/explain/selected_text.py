@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import Selection
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import spans_of
+from kv_transfer.spans import Span, spans_of
 from router.prompt.markers import CharSpan
 from router.prompt.protected_spans import CharRanges, merged, tokens_touched_by_each
 
@@ -63,17 +62,23 @@ def kept_lines(text: str, spans: Sequence[CharSpan]) -> KeptLines:
 def _kept_of(text: str, line: CharSpan, spans: Sequence[CharSpan], at: int) -> str:
     """What is kept of a line, with marks where a part of it is left out; empty if nothing is. at: of the first span
     that does not end before it."""
-    kept, end = "", line[0]
+    pieces: list[str] = []  # between two gaps each
+    start = end = line[0]  # of what is kept since the last gap
     while at < len(spans) and spans[at][0] < line[1]:
         first, last = max(spans[at][0], line[0]), min(spans[at][1], line[1])
         if text[first:last].strip():
-            is_cut = bool(text[end:first].strip())
-            kept = f"{kept.rstrip()} {CUT} {text[first:last].lstrip()}" if is_cut else kept + text[end:last]
+            if text[end:first].strip():
+                pieces.append(text[start:end])
+                start = first
             end = last
         at += 1
-    if kept and text[end : line[1]].strip():
-        kept = f"{kept.rstrip()} {CUT}"
-    return (kept.lstrip() if kept.startswith(f" {CUT}") else kept).rstrip()
+    if start == end:
+        return ""
+    pieces.append(text[start:end])
+    if text[end : line[1]].strip():
+        pieces.append("")
+    shown = f" {CUT} ".join([pieces[0].rstrip(), *(piece.strip() for piece in pieces[1:])])
+    return (shown if pieces[0] else shown.lstrip()).rstrip()
 
 
 def _mark(lines: int) -> str:
@@ -90,15 +95,24 @@ def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
 class PlacedText:
     """A client's text and its tokens in a rendered prompt. tokens: half-open, those that have a character of it."""
 
-    def __init__(self, text: str, rendered: str, span: CharSpan, ranges: CharRanges) -> None:
+    def __init__(self, text: str, rendered: str, span: CharSpan, ranges: CharRanges, tokens: Span | None) -> None:
         """span: where the text stands in `rendered`, without outer white space, as it is or inside a JSON string.
-        ranges: each token's half-open character range in `rendered`."""
+        ranges: each token's half-open character range in `rendered`. tokens: by `tokens_touched_by_each`."""
         inner = text.strip()
         self.text, self._span, self._ranges = text, span, ranges
         self._lead = len(text) - len(text.lstrip())
         self._bounds = None if rendered[slice(*span)] == inner else _bounds_in_json(inner)
-        [found] = tokens_touched_by_each([span], ranges)
-        self.tokens = found or (0, 0)
+        self.tokens = tokens or (0, 0)
+
+    @classmethod
+    def each(
+        cls, texts: Sequence[str], rendered: str, spans: Sequence[CharSpan], ranges: CharRanges
+    ) -> "list[PlacedText]":
+        """All texts of a prompt; the tokens are looked through once. texts, spans: of each, as above."""
+        tokens = tokens_touched_by_each(spans, ranges)
+        return [
+            cls(text, rendered, span, ranges, found) for text, span, found in zip(texts, spans, tokens, strict=True)
+        ]
 
     def shown(self, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Which of its tokens are shown, bool [tokens]. kept: bool [M], of the prompt.
@@ -133,13 +147,17 @@ def _bounds_in_json(text: str) -> npt.NDArray[np.int64]:
     return np.cumsum([0, *(widths[char] for char in text)])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class SelectedPrompt:
-    """A selection, and what it was made from."""
+    """A selection by these options. What all texts of the prompt need is found once."""
 
-    selection: Selection
-    options: SelectionOptions
-    layout: TextLayout
+    def __init__(self, selection: Selection, options: SelectionOptions, layout: TextLayout) -> None:
+        self._coverage_of_all, size = selection.coverage, selection.kept.context_length
+        self._kept = np.zeros(size, bool)
+        self._kept[selection.kept.positions] = True
+        starts, scores = layout.unit_starts(size, options), selection.unit_scores
+        self._units_known = scores is not None and scores.size == starts.size
+        self._edges = np.append(starts, size).astype(np.int64)
+        self._scores = scores.astype(np.float64) if scores is not None and self._units_known else np.zeros(starts.size)
 
     def as_json(self, placed: PlacedText, *, scores: bool) -> dict[str, Any]:
         """JSON values of what was kept of a text of the prompt. scores: also the units, each with its score.
@@ -148,10 +166,7 @@ class SelectedPrompt:
         text's tokens, without the question and the template.
         """
         first, end = placed.tokens
-        size = self.selection.kept.context_length
-        kept = np.zeros(size, bool)
-        kept[self.selection.kept.positions] = True
-        shown, kept = placed.shown(kept), kept[first:end]
+        shown, kept = placed.shown(self._kept), self._kept[first:end]
         runs = spans_of(shown) + first
         spans = merged([placed.chars(start, last) for start, last in runs.tolist()])
         lines, tokens = kept_lines(placed.text, spans), int(kept.sum())
@@ -164,31 +179,27 @@ class SelectedPrompt:
         }
         return {**told, "units": self._units(placed)} if scores else told
 
-    def _unit_scores(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None:
-        """The edges of the units, int64 [U + 1], and their scores, float64 [U]; None if they are not known."""
-        size, scores = self.selection.kept.context_length, self.selection.unit_scores
-        starts = self.layout.unit_starts(size, self.options)
-        if scores is None or scores.size != starts.size:
-            return None
-        return np.append(starts, size).astype(np.int64), scores.astype(np.float64)
+    def _units_of(self, placed: PlacedText) -> tuple[int, npt.NDArray[np.int64]]:
+        """The first unit that has a token of the text, and the edges in the text of all that do, int64 [U + 1]."""
+        first, end = placed.tokens
+        unit = int(np.searchsorted(self._edges, first, "right")) - 1
+        last = max(unit, int(np.searchsorted(self._edges[:-1], end)))
+        return unit, np.clip(self._edges[unit : last + 1], first, end)
 
     def _coverage(self, placed: PlacedText, kept: npt.NDArray[np.bool_]) -> float:
-        found, (first, end) = self._unit_scores(), placed.tokens
-        if found is None:
-            return self.selection.coverage
-        edges, scores = found
-        weights = np.repeat(scores, np.diff(edges))[first:end]
+        if not self._units_known:
+            return self._coverage_of_all
+        unit, edges = self._units_of(placed)
+        weights = np.repeat(self._scores[unit : unit + edges.size - 1], np.diff(edges))
         total = float(weights.sum())
         return float(weights[kept].sum()) / total if total else float(kept.mean()) if kept.size else 1.0
 
     def _units(self, placed: PlacedText) -> list[dict[str, Any]] | None:
-        if (found := self._unit_scores()) is None:
+        if not self._units_known:
             return None
-        edges, scores = found
-        first, end = placed.tokens
-        units = []
-        for unit in range(int(np.searchsorted(edges, first, "right")) - 1, int(np.searchsorted(edges[:-1], end))):
-            start, last = placed.chars(max(first, int(edges[unit])), min(end, int(edges[unit + 1])))
+        units, (unit, edges) = [], self._units_of(placed)
+        for score, bounds in zip(self._scores[unit:].tolist(), pairwise(edges.tolist()), strict=False):
+            start, last = placed.chars(*bounds)
             if start < last:
-                units.append({"start": start, "end": last, "score": float(f"{scores[unit]:.6g}")})
+                units.append({"start": start, "end": last, "score": float(f"{score:.6g}")})
         return units

@@ -152,11 +152,13 @@ def _asked(body: SelectBody, index: int, prompt: Any, chat: ChatContents | None)
     if text is None or offsets is None or chat is None or chat.contents is None:
         raise InvalidRequestError("the places of texts in this model's prompts are not known: it cannot be asked here")
     ranges = char_ranges(offsets)
-    texts = [
-        (where, PlacedText(sent, text, content.spans[-1], ranges))
-        for (where, sent), content in zip(_texts(body, index, chat), chat.contents, strict=False)
+    sent = [
+        (where, own, content.spans[-1])
+        for (where, own), content in zip(_texts(body, index, chat), chat.contents, strict=False)
         if content.spans
     ]
+    placed = PlacedText.each([own for _, own, _ in sent], text, [span for *_, span in sent], ranges)
+    texts = [(where, one) for (where, *_), one in zip(sent, placed, strict=True)]
     if body.messages is None:
         if not all(content.spans for content in chat.contents):
             raise InvalidRequestError(
