@@ -1,6 +1,9 @@
 """`skim mcp`: an MCP server over stdio with one tool, which asks `/v1/select` what an agent need not read."""
 
 import os
+import signal
+import stat
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,10 +11,13 @@ import httpx
 import typer
 from pydantic import Field
 
+from router.options.settings import RouterConfig
 from skim_common.errors import SkimError, one_line
-from skim_common.proxies import client_options
+from skim_common.proxies import client_options, is_loopback
 
 TIMEOUT_S = 600.0
+MAX_BYTES: int = RouterConfig.model_fields["max_body_bytes"].default
+"""Of a file: what an endpoint takes, if its deployment says nothing else."""
 
 
 def mcp(
@@ -28,6 +34,8 @@ def mcp(
         raise SkimError("the package `mcp` is not installed: pip install 'skim-serve[mcp]'") from None
     if root is not None and not root.is_dir():
         raise SkimError(f"--root {root} is no folder; name one that exists")
+    if os.environ.get("OPENAI_API_KEY") and not url.lower().startswith("https:") and not is_loopback(url):
+        raise SkimError("OPENAI_API_KEY would go over the network in plain text; use an https --url, or unset it")
     server = MCPServer("skim", log_level="ERROR")
 
     @server.tool(structured_output=False)
@@ -46,12 +54,14 @@ def mcp(
         except SkimError as error:
             raise ToolError(str(error)) from None
 
+    # A thread waits for the next line of stdin, which no exception ends.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     server.run("stdio")
 
 
 def read_below(root: Path | None, path: str) -> str:
-    """The text of a file in the folder `root`, in which a relative path starts. Raises SkimError; it names no place
-    outside, and does not say whether something is there."""
+    """The text of a file in the folder `root`, in which a relative path starts; line ends stay. Raises SkimError; it
+    names no place outside, and does not say whether something is there."""
     if root is None:
         raise SkimError("this server reads no files: send the text, or start it with --root")
     try:
@@ -59,11 +69,30 @@ def read_below(root: Path | None, path: str) -> str:
         file = (folder / path).resolve()
         if not file.is_relative_to(folder):
             raise SkimError("path must be in the folder that this server may read")
-        if not file.is_file():
-            raise SkimError("path names no file")
-        return file.read_text(encoding="utf-8")
+        data = _read_in(folder, file.relative_to(folder).parts)
+        if len(data) > MAX_BYTES:
+            raise SkimError(f"the file has more than {MAX_BYTES} bytes; send the part that matters as text")
+        return data.decode("utf-8")
     except (OSError, ValueError, RuntimeError) as error:  # a null byte, a circle of links, no UTF-8
         raise SkimError(f"path cannot be read: {getattr(error, 'strerror', None) or 'it is no UTF-8 text'}") from None
+
+
+def _read_in(folder: Path, names: tuple[str, ...]) -> bytes:
+    """At most MAX_BYTES + 1 bytes of a regular file below `folder`. No link is followed, also none that was put in the
+    place of a folder since the path was resolved. Raises OSError, and SkimError for what is no file."""
+    with ExitStack() as opened:
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        opened.callback(os.close, at)
+        for name in names:
+            try:
+                at = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)  # a pipe would wait
+            except (FileNotFoundError, NotADirectoryError):
+                raise SkimError("path names no file") from None
+            opened.callback(os.close, at)
+        if not stat.S_ISREG(os.fstat(at).st_mode):
+            raise SkimError("path names no file")
+        with open(at, "rb", closefd=False) as file:
+            return file.read(MAX_BYTES + 1)
 
 
 async def selected(url: str, body: dict[str, Any]) -> str:

@@ -1,9 +1,15 @@
 """What the tool of `skim mcp` reads, and what it says when it cannot; `tests/e2e/test_select.py` asks it over stdio."""
 
+import os
+import signal
+import subprocess
+import sys
+
 import httpx
 import pytest
 
 from cluster.commands import mcp
+from router.explain.selected_text import kept_lines
 from skim_common.errors import SkimError
 
 
@@ -48,6 +54,60 @@ def test_what_is_not_read(root, path, told):
     with pytest.raises(SkimError, match=told) as refused:
         mcp.read_below(root, path.format(root=root))
     assert str(root.parent) not in str(refused.value)
+
+
+def test_line_ends_stay_as_they_are(root):
+    """`kept_lines` counts as grep and sed do: a line feed ends a line, a lone carriage return does not."""
+    (root / "ends.txt").write_bytes(b"one\r\ntwo\rstill two\nthree")
+    text = mcp.read_below(root, "ends.txt")
+    assert text == "one\r\ntwo\rstill two\nthree"
+    assert kept_lines(text, [(0, len(text))]).text == "1: one\n2: two\rstill two\n3: three"
+
+
+def test_a_file_has_a_limit_of_size(root, monkeypatch):
+    monkeypatch.setattr(mcp, "MAX_BYTES", 7)
+    with pytest.raises(SkimError, match="more than 7 bytes; send the part that matters"):
+        mcp.read_below(root, "sub/log.txt")
+    with pytest.raises(SkimError, match="is no UTF-8"):
+        mcp.read_below(root, "bytes")
+
+
+def test_a_link_put_in_place_after_the_check_is_not_followed(root, monkeypatch):
+    def swapped(folder, names, real=mcp._read_in):
+        (root / "sub").rename(root / "away")
+        (root / "sub").symlink_to(root.parent / "root-2")
+        return real(folder, names)
+
+    (root / "sub" / "secret.txt").write_text("mine")
+    monkeypatch.setattr(mcp, "_read_in", swapped)
+    with pytest.raises(SkimError, match="path") as refused:
+        mcp.read_below(root, "sub/secret.txt")
+    assert str(root.parent) not in str(refused.value)
+
+
+def test_a_pipe_is_no_file(root):
+    os.mkfifo(root / "pipe")
+    with pytest.raises(SkimError, match="names no file"):
+        mcp.read_below(root, "pipe")
+
+
+def test_the_key_does_not_go_in_plain_text(skim, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    ran = skim("mcp", "--url", "http://example.com:8000")
+    assert (ran.code, "in plain text; use an https --url" in ran.error) == (2, True)
+
+
+def test_an_interrupt_ends_the_server_at_once():
+    """Although a thread waits for stdin."""
+    command = "from cluster.commands.mcp import mcp; print('ready', flush=True); mcp('http://localhost:1', None)"
+    first = b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n'
+    with subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        server.stdin.write(first)
+        server.stdin.flush()
+        assert server.stdout.readline() == b"ready\n"
+        assert server.stdout.readline()  # the answer: it reads stdin now
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == -signal.SIGINT
 
 
 def test_without_a_folder_no_file_is_read(root):
