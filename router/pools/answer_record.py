@@ -6,7 +6,6 @@ that the client asked for are made here.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -51,6 +50,7 @@ class AnswerRecord:
         self._parts = [_Part() for _ in range(request.sampling.get("n") or 1)]
         self._first: GenerateOutput | None = None
         self._cached_tokens = self._created_tokens = 0
+        self._continues = False
         self.asked = request
         if self._kind != DELTA:
             few = 0 <= (request.sampling.get("logprobs") or 0) <= MAX_TOGETHER
@@ -63,58 +63,46 @@ class AnswerRecord:
 
     @property
     def finished(self) -> bool:
-        return not self.unfinished
+        return all(part.finish_reason is not None for part in self._parts)
 
     @property
-    def unfinished(self) -> list[int]:
-        """The indices of the answers that are not complete."""
-        return [index for index, part in enumerate(self._parts) if part.finish_reason is None]
+    def is_single(self) -> bool:
+        """Whether there is one answer. Several are not continued."""
+        return len(self._parts) == 1
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of all unfinished answers."""
-        return sum(len(self._parts[index].token_ids) for index in self.unfinished)
+        """The number of tokens of the first answer."""
+        return len(self._parts[0].token_ids)
 
     @property
     def first_token_ids(self) -> Int32Array:
         """The tokens of the first answer, int32 [A]."""
         return np.array(self._parts[0].token_ids, np.int32)
 
-    def continuation(self, index: int) -> GenerateRequest:
-        """The request that continues answer `index` alone, on any replica. The drafting session is the first one's."""
-        asked, part = self.asked, self._parts[index]
+    def continuation(self) -> GenerateRequest:
+        """The request that continues a single answer on any replica."""
+        [part], self._continues = self._parts, True
         part.before = part.cumulative_logprob or 0.0
-        answered = len(part.token_ids)
-        prompt = asked.prompt.extended(part.token_ids) if answered else asked.prompt
-        sampling: dict[str, Any] = {**asked.sampling, "n": 1}
+        sampling = dict(self.asked.sampling)
         sampling.pop("prompt_logprobs", None)  # the first output had them
         sampling.pop("stream_interval", None)  # so that each token shows that the replica makes progress
-        if (seed := sampling.get("seed")) is not None:
-            # As vLLM's seeds of the n answers (vllm.v1.engine.parallel_sampling.ParentRequest).
-            sampling["seed"] = seed + index
-        return replace(
-            asked,
-            request_id=asked.request_id if len(self._parts) == 1 else f"{asked.request_id}-{index}",
-            prompt=prompt if index == 0 else replace(prompt, session=None),
-            sampling=sampling,
-            answered=answered,
-        )
+        answered = len(part.token_ids)
+        prompt = self.asked.prompt.extended(part.token_ids) if answered else self.asked.prompt
+        return replace(self.asked, prompt=prompt, sampling=sampling, answered=answered)
 
-    def add(self, output: GenerateOutput, index: int | None = None) -> GenerateOutput | None:
-        """Record an output of an engine. Returns the output for the client; None if there is none yet.
-
-        index: the answer that the engine continues alone; None if the engine makes all n answers.
-        """
+    def add(self, output: GenerateOutput) -> GenerateOutput | None:
+        """Record an output of an engine. Returns the output for the client; None if there is none yet."""
         earlier, self._first = self._first, self._first or output
-        if index is None:
+        if self._continues:
+            grown = [self._grow(self._continued(completion)) for completion in output.completions]
+        else:
             # Some engines tell it on their first output only.
             self._cached_tokens = max(self._cached_tokens, output.cached_tokens)
             self._created_tokens = max(self._created_tokens, output.created_tokens)
             grown = [self._grow(completion) for completion in output.completions]
-        else:
-            grown = [self._grow(self._continued(completion, index)) for completion in output.completions]
         if self._kind == DELTA:
-            if index is None:
+            if not self._continues:
                 return output
             return GenerateOutput(grown, self.finished, self._cached_tokens, created_tokens=self._created_tokens)
         if self._kind == FINAL_ONLY and not self.finished:
@@ -129,10 +117,9 @@ class AnswerRecord:
             created_tokens=self._created_tokens,
         )
 
-    def _continued(self, new: Completion, index: int) -> Completion:
-        logprob = new.cumulative_logprob
-        before = self._parts[index].before
-        return replace(new, index=index, cumulative_logprob=None if logprob is None else before + logprob)
+    def _continued(self, new: Completion) -> Completion:
+        logprob, before = new.cumulative_logprob, self._parts[0].before
+        return replace(new, cumulative_logprob=None if logprob is None else before + logprob)
 
     def _grow(self, new: Completion) -> Completion:
         part = self._parts[new.index]

@@ -72,16 +72,16 @@ async def migrate(
 ) -> AsyncGenerator[GenerateOutput, None]:
     """The outputs for the request of `record`, from as many replicas as it takes; `record` grows with them.
 
-    All n answers come from one replica, until it is lost after its first token; each unfinished one then goes on alone.
     note: called before each change of the replica. received: called with each output of a replica, which is not always
-    one for the client. enabled: False: an answer that has begun is not continued.
-    Raises DeadlyRequestError, GivenUpError, ReplicaLostError if not `enabled`, and what `attempt` raises. Closing the
-    generator aborts all attempts.
+    one for the client. enabled: False: an answer that has begun is not continued; nor are several answers.
+    Raises DeadlyRequestError, GivenUpError, ReplicaLostError, and what `attempt` raises. Closing the generator aborts
+    the attempt.
     """
-    moves, losses = _Moves(record, attempt, note, received, enabled), _Losses()
-    while not record.begun:
+    losses = _Losses()
+    while True:
+        request = record.continuation() if record.begun else record.asked
         try:
-            async with aclosing(attempt(record.asked)) as outputs:
+            async with aclosing(attempt(request)) as outputs:
                 async for output in outputs:
                     losses.outlived()
                     received(output)
@@ -91,60 +91,21 @@ async def migrate(
         except ReplicaLostError as error:
             if record.finished:
                 return
-            await moves.move(error, losses, record.tokens)
-    async with aclosing(_merged([moves.alone(index, replace(losses)) for index in record.unfinished])) as outputs:
-        async for output in outputs:
-            yield output
-
-
-class _Moves:
-    """How the answers of one request go to other replicas. The arguments are those of `migrate`."""
-
-    def __init__(
-        self,
-        record: AnswerRecord,
-        attempt: Attempt,
-        note: Callable[[Migration], None],
-        received: Callable[[GenerateOutput], None],
-        enabled: bool,
-    ) -> None:
-        self.record, self._attempt, self._note = record, attempt, note
-        self._received, self._enabled = received, enabled
-
-    async def alone(self, index: int, losses: "_Losses") -> AsyncGenerator[GenerateOutput, None]:
-        """The rest of answer `index`. losses: those until now."""
-        while True:
-            request = self.record.continuation(index)
-            try:
-                async with aclosing(self._attempt(request)) as outputs:
-                    async for output in outputs:
-                        losses.outlived()
-                        self._received(output)
-                        if (told := self.record.add(output, index)) is not None:
-                            yield told
-                return
-            except ReplicaLostError as error:
-                if index not in self.record.unfinished:
-                    return
-                await self.move(error, losses, self.record.continuation(index).answered)
-
-    async def move(self, error: ReplicaLostError, losses: "_Losses", answered: int) -> None:
-        """Prepare the next attempt. Raises if there is none."""
-        if self.record.begun and not self._enabled:
-            raise error
-        losses.count(error)
-        logger.warning(
-            "request %s goes to another target replica with %d tokens of its answer: its replica %s",
-            self.record.asked.request_id,
-            answered,
-            error.cause,
-        )
-        self._note(Migration(error.cause, answered))
-        if error.cause == "refused":  # its prefix would bring the request to the same replica again
-            asked = self.record.asked
-            self.record.asked = replace(asked, envelope=replace(asked.envelope, affinity=""))
+            if record.begun and not (enabled and record.is_single):
+                raise
+            losses.count(error)
+            _leave(record, error)
+            note(Migration(error.cause, record.tokens))
         if losses.handovers > 1:
             await asyncio.sleep(HANDOVER_PAUSE_S)
+
+
+def _leave(record: AnswerRecord, error: ReplicaLostError) -> None:
+    """The request goes to another replica."""
+    told = "request %s goes to another target replica with %d tokens of its answer: its replica %s"
+    logger.warning(told, record.asked.request_id, record.tokens, error.cause)
+    if error.cause == "refused":  # its prefix would bring the request to the same replica again
+        record.asked = replace(record.asked, envelope=replace(record.asked.envelope, affinity=""))
 
 
 @dataclass(slots=True)
@@ -171,33 +132,3 @@ class _Losses:
             ) from error
         if self.refusals >= MAX_REFUSALS:
             raise GivenUpError("no target replica could take this request; try again in a moment") from error
-
-
-async def _merged(streams: list[AsyncGenerator[GenerateOutput, None]]) -> AsyncGenerator[GenerateOutput, None]:
-    """All outputs of several streams, as they come. The first error ends all, also one that says "cancelled"."""
-    queue: asyncio.Queue[GenerateOutput | BaseException | None] = asyncio.Queue()
-
-    async def forward(stream: AsyncGenerator[GenerateOutput, None]) -> None:
-        try:
-            async with aclosing(stream) as outputs:
-                async for output in outputs:
-                    queue.put_nowait(output)
-            queue.put_nowait(None)
-        except (Exception, asyncio.CancelledError) as error:  # else the consumer would wait for ever
-            queue.put_nowait(error)
-
-    tasks = [asyncio.create_task(forward(stream)) for stream in streams]
-    try:
-        running = len(tasks)
-        while running:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

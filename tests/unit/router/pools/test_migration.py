@@ -11,7 +11,7 @@ from benchmarks.mock_engines.target import MockTarget
 from kv_transfer.messages import Completion, Envelope, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
 from kv_transfer.sampling import CUMULATIVE, DELTA, FINAL_ONLY
 from router.pools.answer_record import AnswerRecord
-from router.pools.migration import Migration, ReplicaLostError, _merged, migrate
+from router.pools.migration import Migration, ReplicaLostError, migrate
 from skim_common.errors import EngineUnavailableError
 from tests.unit.router.conftest import MODELS, until
 from tests.unit.router.lost_replicas import PROMPT, Replicas, run, told
@@ -25,7 +25,6 @@ def engine() -> MockTarget:
 SAMPLINGS = {
     "plain": {},
     "logprobs": {"logprobs": 1},
-    "several": {"n": 3, "logprobs": 0},
     "short": {"max_tokens": 3},
 }
 
@@ -67,7 +66,7 @@ async def test_the_next_replica_gets_the_prompt_and_the_tokens_so_far(engine: Mo
     assert second.prompt.token_ids.tolist() == [20, 21, 22, *tokens[:4]]
     assert second.prompt.positions.tolist() == [0, 4, 9, 10, 11, 12, 13]
     assert second.prompt.context_length == 14
-    assert second.sampling == {"n": 1, "max_tokens": 9, "temperature": 0.0}
+    assert second.sampling == {"max_tokens": 9, "temperature": 0.0}
     prompt, answer = second.prompt_and_answer()
     assert (prompt.positions.tolist(), prompt.context_length) == ([0, 4, 9], 10)
     assert answer.tolist() == tokens[:4]
@@ -93,20 +92,6 @@ async def test_a_gap_or_a_repeated_token_would_show(engine: MockTarget) -> None:
 
     outputs, _ = await run(Forgetful(engine, 5), max_tokens=20)
     assert told(outputs) != told(quiet)
-
-
-async def test_finished_answers_of_several_are_not_asked_again(engine: MockTarget) -> None:
-    quiet, _ = await run(Replicas(engine), n=3, max_tokens=12)
-    stop = told(quiet)[1][0][4]
-    sampling = {"n": 3, "max_tokens": 12, "stop_token_ids": [stop]}
-    quiet, _ = await run(Replicas(engine), **sampling)
-    open_ones = [i for i, part in told(quiet).items() if len(part[0]) > 7]
-    assert 1 not in open_ones
-    replicas = Replicas(engine, 7)
-    outputs, _ = await run(replicas, **sampling)
-    assert told(outputs) == told(quiet)
-    assert [r.request_id for r in replicas.requests] == ["r", *(f"r-{i}" for i in open_ones)]
-    assert [r.sampling["n"] for r in replicas.requests[1:]] == [1] * len(open_ones)
 
 
 async def test_nothing_is_asked_when_the_replica_is_lost_after_the_end(engine: MockTarget) -> None:
@@ -181,19 +166,6 @@ async def test_the_seed_stays(engine: MockTarget) -> None:
     assert [request.sampling["seed"] for request in replicas.requests] == [7, 7, 7]
 
 
-async def test_answers_of_several_keep_their_own_seeds(engine: MockTarget) -> None:
-    one = GenerateOutput([Completion(1, "x", np.array([5], np.int32))], False)
-    end = output(9, reason="length")
-    generate, requests = scripted([one, DIED], [end], [end], [end])
-    request = GenerateRequest("r", PROMPT, {"n": 3, "seed": 40})
-    outputs = [o async for o in migrate(AnswerRecord(request), generate, lambda move: None)]
-    asked = {r.request_id: r for r in requests[1:]}
-    assert [asked[f"r-{i}"].sampling["seed"] for i in range(3)] == [40, 41, 42]
-    assert [asked[f"r-{i}"].answered for i in range(3)] == [0, 1, 0]
-    assert sorted(c.index for o in outputs[1:] for c in o.completions) == [0, 1, 2]
-    assert [o.finished for o in outputs] == [False, False, False, True]
-
-
 async def test_other_errors_are_the_callers(engine: MockTarget) -> None:
     generate, requests = scripted([output(1), EngineUnavailableError("the engine failed")])
     with pytest.raises(EngineUnavailableError, match="the engine failed"):
@@ -203,15 +175,15 @@ async def test_other_errors_are_the_callers(engine: MockTarget) -> None:
 
 async def test_a_client_that_hangs_up_ends_every_attempt() -> None:
     slow = MockTarget(str(MODELS / "target"), decode_ms=1.0)
-    for n in (1, 3):
-        replicas = Replicas(slow, 3)
-        record = AnswerRecord(GenerateRequest("r", PROMPT, {"n": n, "max_tokens": 10**3}))
-        stream = migrate(record, replicas.generate, lambda m: None)
-        async for _ in stream:
-            if len(replicas.requests) == 1 + n and replicas.open == n:
-                break
-        await stream.aclose()
-        assert replicas.open == 0
+    replicas = Replicas(slow, 3)
+    record = AnswerRecord(GenerateRequest("r", PROMPT, {"max_tokens": 10**3}))
+    stream = migrate(record, replicas.generate, lambda m: None)
+    async for _ in stream:
+        if len(replicas.requests) == 2:
+            break
+    assert replicas.open == 1
+    await stream.aclose()
+    assert replicas.open == 0
 
 
 async def test_a_client_that_hangs_up_between_two_replicas() -> None:
@@ -241,30 +213,13 @@ async def test_random_histories_lose_nothing(engine: MockTarget, requests: int) 
     rng = random.Random(11)
     for _ in range(requests):
         kind = rng.choice([DELTA, CUMULATIVE, FINAL_ONLY])
-        sampling = {"max_tokens": rng.randint(1, 25), "n": rng.choice([1, 1, 2, 4]), "output_kind": kind}
+        sampling = {"max_tokens": rng.randint(1, 25), "output_kind": kind}
         quiet, _ = await run(Replicas(engine), **sampling)
         lives = [rng.randint(1, 8) for _ in range(rng.randint(1, 6))]
         causes = ["drained"] * len(lives)
         causes[rng.randrange(len(lives))] = "died"
         outputs, _ = await run(Replicas(engine, *lives, causes=causes), **sampling)
         assert told(outputs, kind) == told(quiet, kind), (sampling, lives)
-
-
-async def test_a_stream_that_says_cancelled_ends_all() -> None:
-    """Otherwise its consumer would wait for it for ever."""
-
-    async def cancelled() -> AsyncGenerator[GenerateOutput, None]:
-        raise asyncio.CancelledError
-        yield
-
-    async def silent() -> AsyncGenerator[GenerateOutput, None]:
-        await asyncio.Event().wait()
-        yield
-
-    merged = _merged([cancelled(), silent()])
-    reading = asyncio.ensure_future(anext(merged))
-    await asyncio.wait([reading], timeout=30)
-    assert reading.cancelled()
 
 
 async def test_a_replica_of_another_release_is_not_preferred_again(engine: MockTarget) -> None:
@@ -277,3 +232,14 @@ async def test_a_replica_of_another_release_is_not_preferred_again(engine: MockT
     gone = Replicas(engine, None, None, None, causes="refused")
     with pytest.raises(EngineUnavailableError, match="try again in a moment"):
         await run(gone)
+
+
+@pytest.mark.parametrize(("life", "asked"), [(0, 2), (2, 1)])
+async def test_several_answers_begin_again_and_are_not_continued(engine: MockTarget, life: int, asked: int) -> None:
+    replicas = Replicas(engine, life)
+    if life:
+        with pytest.raises(ReplicaLostError):
+            await run(replicas, n=3, max_tokens=5)
+    else:
+        assert len(told((await run(replicas, n=3, max_tokens=5))[0])) == 3
+    assert len(replicas.requests) == asked
