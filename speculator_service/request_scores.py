@@ -9,8 +9,7 @@ from kv_transfer.messages import SelectRequest
 from skim_common.errors import InvalidRequestError, SkimError
 from speculator_service.apart import apart
 from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
-from speculator_service.reading.again import read_again
-from speculator_service.reading.read import read_in_windows, reads_in_windows
+from speculator_service.reading import read_again, read_in_windows, reads_in_windows
 from speculator_service.scoring.lexical import lexical_importance, with_lexical
 from speculator_service.scoring.passages import Masses, passage_importance
 

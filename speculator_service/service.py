@@ -18,7 +18,7 @@ from kv_transfer.windows import decided
 from skim_common.models.info import ModelInfo
 from speculator_service.apart import apart
 from speculator_service.engine import Scores, SpeculatorEngine
-from speculator_service.reading.read import reads_in_windows
+from speculator_service.reading import reads_in_windows
 from speculator_service.records import MAX_TOKENS, Record, RecordMatch, Records
 from speculator_service.request_scores import scores_of
 from speculator_service.scoring.extension import Extended, KnownPrefix, Prompt, extend

@@ -15,10 +15,10 @@ from kv_transfer.options import DecodeOptions, SelectionOptions
 from kv_transfer.windows import decided
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo
+from speculator_service import reading as read_module
 from speculator_service import service as service_module
 from speculator_service.apart import INLINE_TOKENS
 from speculator_service.engine import Scores
-from speculator_service.reading import read as read_module
 from speculator_service.scoring.extension import extend
 from speculator_service.service import SpeculatorService
 from tests.unit.kv_transfer.layouts import layout_of, relaid

@@ -13,8 +13,7 @@ from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import spans_of
 from kv_transfer.windows import plan_of
-from speculator_service.reading.plan import windows_of
-from speculator_service.reading.read import read_in_windows
+from speculator_service.reading import read_in_windows, windows_of
 from tests.engine.speculator_service.vllm_backend.by_heads import expected, profile_of, scored_by
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
 from tests.reference.models import random_prompt

@@ -16,7 +16,7 @@ from router.decision.window_reads import WindowReads
 from router.options.request import PrefillOptions
 from skim_common.errors import EngineUnavailableError
 from speculator_service.engine import Scores
-from speculator_service.reading.again import best_tokens
+from speculator_service.reading import best_tokens
 from speculator_service.request_scores import scores_of
 from tests.unit.kv_transfer.layouts import layout_of
 

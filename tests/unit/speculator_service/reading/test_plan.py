@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.layout import Frame
 from kv_transfer.windows import WHOLE, WindowPlan
-from speculator_service.reading.plan import windows_of
+from speculator_service.reading import windows_of
 from tests.unit.kv_transfer.layouts import layout_of
 
 NOTHING = np.empty(0, np.int32)

@@ -17,7 +17,7 @@ from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import Scores, TooLongError
-from speculator_service.reading.read import read_in_windows, reads_in_windows
+from speculator_service.reading import read_in_windows, reads_in_windows
 from speculator_service.service import SpeculatorService
 from tests.unit.kv_transfer.layouts import layout_of, relaid
 

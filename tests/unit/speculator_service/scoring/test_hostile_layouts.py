@@ -10,8 +10,7 @@ import torch
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.windows import plan_of
-from speculator_service.reading.again import best_tokens
-from speculator_service.reading.plan import windows_of
+from speculator_service.reading import best_tokens, windows_of
 from speculator_service.scoring.extension import KnownPrefix, Prompt, extend
 from speculator_service.scoring.passages import Masses, passage_importance
 from speculator_service.service import _fresh_selection

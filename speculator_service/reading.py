@@ -1,0 +1,217 @@
+"""Reads a prompt in windows, and the best of several windows once more.
+
+**Windows.** Short texts share a window with what stands between them (`kv_transfer.windows.WindowPlan`). A longer text
+is cut at units. Which unit begins a window depends on the unit's own tokens (content-defined chunking, as in LBFS:
+Muthitacharoen et al., 2001). So the same text gives the same windows wherever it stands, and a change in a text
+changes few of its windows.
+
+**Read.** Each window is an ordinary scored request of the engine, and the engine batches them. Its prompt is `head +
+window + joint + questions + tail` (`kv_transfer.layout.Frame`), at positions from 0. Its KV depends on nothing that
+stands before the window in the prompt, so the prefix cache serves the next question about the same text, in any
+prompt. No token is decoded. A score is the attention of the retrieval heads to a token, a share of the whole attention
+of the window's question. What a window does not have goes to its first token and to the question, and is lost. So a
+window without an answer has low scores, and the scores of all windows are compared as they are.
+
+**Second read.** Each window shares its own attention out. So the best units of all windows are read before one
+question, in the order of the text, with the labels that name them, and compete in one softmax. `scoring.passages`
+ranks by both.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kv_transfer.arrays import Float32Array, Int32Array, no_pairs, no_scores
+from kv_transfer.messages import SelectRequest
+from kv_transfer.windows import QUESTION_SHARE, Window, WindowPlan, asks_for_windows, plan_of, shares
+from speculator_service.apart import apart
+from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine, TooLongError
+from speculator_service.scoring.passages import Masses
+from speculator_service.scoring.selection import select
+
+LEAST_HALVED = 256
+"""Tokens. A shorter text is too long only with a question that is too long itself."""
+
+
+def windows_of(token_ids: Int32Array, plan: WindowPlan, starts: npt.NDArray[np.integer]) -> list[Window]:
+    """The windows of a prompt: they hold every token of the plan's parts once, in the order of the text.
+
+    token_ids: int32 [M]. starts: int [U], the first tokens of the units, from 0. A single unit that is longer than a
+    window is a window of its own.
+    """
+    windows: list[Window] = []
+    for first, end in plan.parts:
+        if end - first <= plan.largest:
+            windows.append((first, end))
+            continue
+        inside = starts[np.searchsorted(starts, first, "right") : np.searchsorted(starts, end, "left")]
+        borders = np.concatenate([[first], inside, [end]]).astype(np.int64)
+        windows += pairwise(_cuts(token_ids, borders, plan))
+    return windows
+
+
+def _cuts(token_ids: Int32Array, borders: npt.NDArray[np.int64], plan: WindowPlan) -> list[int]:
+    """The borders of the windows of one text, from its first to its last border. borders: those of its units.
+
+    Among the units that could begin the next window, the one with the smallest hash does.
+    """
+    cuts = [int(borders[0])]
+    hashes: dict[int, bytes] = {}
+
+    def hashed(place: int) -> bytes:
+        if place not in hashes:
+            unit = token_ids[borders[place] : borders[place + 1]]
+            hashes[place] = blake2b(unit.tobytes(), digest_size=8).digest()
+        return hashes[place]
+
+    while borders[-1] - cuts[-1] > plan.size:
+        low = int(np.searchsorted(borders, cuts[-1] + plan.least, "left"))
+        high = int(np.searchsorted(borders, cuts[-1] + plan.size, "right"))
+        candidates = range(low, min(high, borders.size - 1))
+        place = min(candidates, key=hashed, default=low)  # none: one unit has all these places
+        if place >= borders.size - 1:
+            break
+        cuts.append(int(borders[place]))
+    return [*cuts, int(borders[-1])]
+
+
+def reads_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> bool:
+    """Whether the prompt is read in windows: it asks for them, and the speculator knows its retrieval heads."""
+    return asks_for_windows(request) and engine.info.has_head_profile and request.options.selector != "lexical"
+
+
+async def read_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> Scores:
+    """The scores of the prompt [M]: 0 for what may not be dropped. The windows hold all that may be.
+
+    request: one that is read in windows (`reads_in_windows`). Cancelling this call, and a window that fails, end all
+    windows. Raises as `SpeculatorEngine.score`.
+    """
+    began, plan = time.perf_counter(), plan_of(request)
+    assert plan is not None
+    starts = request.layout.unit_starts(request.size, request.options)
+    windows = await apart(request.size, windows_of, request.token_ids, plan, starts)
+    texts = {f".window{start}": request.token_ids[start:end] for start, end in windows}
+    read = await read_texts(engine, request, texts)
+    importance = np.zeros(request.size, np.float32)
+    for (start, end), scores in zip(windows, read, strict=True):
+        importance[start:end] = scores.importance.numpy()
+    importance[~request.droppable] = 0
+    queue = min((scores.timings.get("queue", 0.0) for scores in read), default=0.0)
+    timings = {"queue": queue, "speculate": max(0.0, 1e3 * (time.perf_counter() - began) - queue)}
+    return Scores(torch.from_numpy(importance), [], timings, sum(scores.cached_tokens for scores in read))
+
+
+async def read_texts(engine: SpeculatorEngine, request: SelectRequest, texts: dict[str, Int32Array]) -> list[Scores]:
+    """The scores of each text, which is read as a short prompt with the questions of `request` behind it.
+
+    texts: tokens, int32 [n], by what is added to the request's id. One that is too long for the speculator in its own
+    tokens is read in halves. Raises as `SpeculatorEngine.score`.
+    """
+    questions = _questions(request)
+    tasks = [asyncio.create_task(_halved(engine, request, name, text, questions)) for name, text in texts.items()]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _halved(
+    engine: SpeculatorEngine, request: SelectRequest, name: str, text: Int32Array, questions: Sequence[Int32Array]
+) -> Scores:
+    try:
+        return await _read(engine, request, name, text, questions)
+    except TooLongError:
+        if text.size < LEAST_HALVED:
+            raise
+    half = text.size // 2
+    parts = [
+        await _halved(engine, request, f"{name}.{at}", part, questions)
+        for at, part in ((0, text[:half]), (1, text[half:]))
+    ]
+    importance = torch.cat([part.importance for part in parts])
+    return Scores(importance, [], parts[0].timings, sum(part.cached_tokens for part in parts))
+
+
+async def _read(
+    engine: SpeculatorEngine, request: SelectRequest, name: str, text: Int32Array, questions: Sequence[Int32Array]
+) -> Scores:
+    frame = request.layout.frame
+    assert frame is not None
+    parts, spans = [frame.head, text], []
+    size = frame.head.size + text.size
+    for question in questions:
+        parts += [frame.joint, question]
+        size += frame.joint.size + question.size
+        spans.append((size - question.size, size))
+    scores = await engine.score(
+        ScoreRequest(
+            request.request_id + name,
+            np.concatenate([*parts, frame.tail]).astype(np.int32),
+            request.options,
+            cache_salt=request.cache_salt,
+            questions=tuple(spans),
+        )
+    )
+    inside = slice(frame.head.size, frame.head.size + text.size)
+    return Scores(scores.importance[inside], [], scores.timings, scores.cached_tokens)
+
+
+def _questions(request: SelectRequest) -> list[Int32Array]:
+    """The tokens of each question. They share the room for the questions; of a long one, as many tokens from its
+    beginning as from its end."""
+    layout, room = request.layout, request.options.window_tokens // QUESTION_SHARE
+    assert layout.frame is not None
+    room -= (len(layout.questions) - 1) * layout.frame.joint.size
+    parts = [request.token_ids[first:end] for first, end in layout.questions.tolist()]
+    sizes = shares([part.size for part in parts], room)
+    return [
+        np.concatenate([part[: size - size // 2], part[part.size - size // 2 :]])
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+
+
+def tokens_again(request: SelectRequest, engine: SpeculatorEngine) -> int:
+    """The tokens of the prompt that are read again; 0 without a second read."""
+    plan = plan_of(request)
+    if request.options.read_again == "off" or plan is None:
+        return 0
+    room = min(engine.info.max_model_len, engine.info.max_position) - plan.around
+    return max(0, min(plan.tokens_again, room))
+
+
+async def read_again(engine: SpeculatorEngine, request: SelectRequest, importance: Float32Array) -> Masses | None:
+    """What a second read finds; None if there is none.
+
+    request: one that was read in windows. importance: by passages (`scoring.passages`), float32 [M].
+    Raises as `SpeculatorEngine.score`.
+    """
+    chosen = await apart(request.size, best_tokens, request, importance, tokens_again(request, engine))
+    if not chosen.size:
+        return None
+    [scores] = await read_texts(engine, request, {".again": request.token_ids[chosen]})
+    masses, read = np.zeros_like(importance), np.zeros(importance.size, bool)
+    masses[chosen], read[chosen] = scores.importance.numpy(), True
+    return Masses(masses, read)
+
+
+def best_tokens(request: SelectRequest, importance: Float32Array, most: int) -> Int32Array:
+    """The tokens of the best units and of their labels, of those that may be dropped: at most `most`. int32 [K],
+    ascending."""
+    droppable = request.droppable
+    if most < 1 or not importance[droppable].any():
+        return np.zeros(0, np.int32)
+    share = most / int(droppable.sum())
+    options = request.options.model_copy(update={"keep_rate": min(1.0, share), "coverage": None, "min_keep": share})
+    kept, _ = select(
+        torch.from_numpy(importance), options, replace(request.layout, rate_spans=no_pairs(), rates=no_scores())
+    )
+    positions = kept.numpy().astype(np.int32)
+    return positions[droppable[positions]][:most]
