@@ -117,7 +117,7 @@ class RouterDeployment:
 
     async def serves(self) -> bool:
         """Whether this router has its app; routers that start ask for it."""
-        return self._app.problem is None
+        return self._app.problem.text is None
 
     async def _others_serve(self) -> bool:
         """Whether another router has its app. Routers that do not reply are asked again; in the end they count as
@@ -141,7 +141,8 @@ class RouterDeployment:
 
     async def problem(self) -> tuple[str | None, bool]:
         """Why this replica does not serve yet, and whether a person must repair it; (None, False) once it serves."""
-        return (self._app.problem, self._app.failed) if self._app.problem else self._pools.problem
+        told = self._app.problem if self._app.problem.text else self._pools.problem
+        return told.text, told.failed
 
     async def _build_app(self) -> FastAPI:
         # Both run in threads: meanwhile the replica answers requests, and the pools start.

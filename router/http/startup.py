@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.options.errors import HttpError
+from router.pools.interface import Problem
 from skim_common.errors import EngineUnavailableError, SkimError, one_line
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,7 @@ class StartingApp:
 
     build: builds the app; it is called again, with growing pauses, until it succeeds. startup_timeout_s: how long the
     start waits for the app before it completes without one. others_serve: whether another router has its app.
-    `problem`: why there is no app yet, in one sentence; None once there is one. `failed`: the last attempt failed for a
-    reason that a person must fix, not because a pool is down.
+    `problem`: why there is no app yet; its text is None once there is one.
     """
 
     def __init__(
@@ -51,8 +51,7 @@ class StartingApp:
         self._app: ASGIApp | None = None
         self._task: asyncio.Task[None] | None = None
         self._lifespan = AsyncExitStack()
-        self.problem: str | None = WAITING
-        self.failed = False
+        self.problem = Problem(WAITING)
 
     async def start(self) -> None:
         """Begin to build the app; returns when Serve may count this router as started.
@@ -66,9 +65,9 @@ class StartingApp:
             self._decided.clear()
             if self._app is not None or not await self._others_serve():
                 return
-            if self.failed:
+            if self.problem.failed:
                 await self._end()
-                raise SkimError(self.problem or NOT_BUILT)
+                raise SkimError(self.problem.text or NOT_BUILT)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -102,18 +101,18 @@ class StartingApp:
                 # This context runs the lifespan of the real app, which Serve does not know.
                 if router := getattr(app, "router", None):
                     await self._lifespan.enter_async_context(router.lifespan_context(app))
-                self._app, self.problem, self.failed = app, None, False
+                self._app, self.problem = app, Problem()
                 self._decided.set()
                 return
             except EngineUnavailableError as error:
-                self.problem, self.failed = str(error), False
+                self.problem = Problem(str(error))
             except SkimError as error:
-                self.problem, self.failed = str(error), True
+                self.problem = Problem(str(error), failed=True)
                 logger.error("the router cannot serve: %s", error)
             except Exception as error:
-                self.problem, self.failed = f"{NOT_BUILT} ({type(error).__name__}: {one_line(error)})", True
+                self.problem = Problem(f"{NOT_BUILT} ({type(error).__name__}: {one_line(error)})", failed=True)
                 logger.exception(NOT_BUILT)
-            if self.failed:
+            if self.problem.failed:
                 self._decided.set()
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)

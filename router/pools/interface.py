@@ -1,7 +1,7 @@
 """What the dispatcher needs of the two pools."""
 
 from collections.abc import AsyncGenerator, Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle
 from skim_common.models.info import ModelInfo
@@ -12,6 +12,14 @@ Admitted = Callable[[], None]
 
 def unwatched() -> None:
     """The `Admitted` of who does not want to know."""
+
+
+class Problem(NamedTuple):
+    """Why a part of this router does not serve yet. text: one sentence; None: it serves. failed: a person must repair
+    it; else it is waited for, such as for a pool that is down."""
+
+    text: str | None = None
+    failed: bool = False
 
 
 class Pools(Protocol):

@@ -31,7 +31,7 @@ from router.admission.intake_lock import IntakeLock
 from router.pools.affinity_router import by_prefix, where
 from router.pools.answer_record import AnswerRecord
 from router.pools.availability import PoolDownError, PoolStates
-from router.pools.interface import Admitted, unwatched
+from router.pools.interface import Admitted, Problem, unwatched
 from router.pools.migration import ReplicaLostError, migrate
 from router.pools.wake_up import ColdStart
 from skim_common.errors import (
@@ -63,7 +63,7 @@ class ServePools:
 
     target: None where nothing is answered; prompts are then in the speculator's tokens. states: no call waits for a
     pool that is down. prefill: the prefill half of a split target; `target` is then the decode half. intake: that of
-    this router. problem: why the speculator pool is not used yet, and whether a person must repair it.
+    this router. problem: why the speculator pool is not used yet.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ServePools:
         self._running, self._intake = 0, intake or IntakeLock()  # _running: calls of `generate`
         self.speculator: ModelInfo | None = None
         self.target: ModelInfo
-        self.problem: tuple[str | None, bool] = (None, False)
+        self.problem = Problem()
 
     async def connect(self) -> None:
         """Wait until an engine answers in each pool, and store its ModelInfo. A speculator that is down joins later.
@@ -101,7 +101,7 @@ class ServePools:
             self._meet(speculator)
         elif self._meeting is None:
             logger.warning("the router starts without the speculator, whose pool is down")
-            self.problem = "waiting for a replica of the speculator pool; `skim status` says what keeps it", False
+            self.problem = Problem("waiting for a replica of the speculator pool; `skim status` says what keeps it")
             self._meeting = asyncio.create_task(self._meet_later())
         if "prefill" in self._handles:
             # After a slow start it would count as down until Serve's next report.
@@ -133,13 +133,13 @@ class ServePools:
         while True:
             try:
                 self._meet(await self._info("speculator"))
-                self.problem = None, False
+                self.problem = Problem()
                 return
             except EngineUnavailableError:
                 await asyncio.sleep(MEET_PAUSE_S)
             except SkimError as error:
                 logger.error("the speculator pool is not used: %s", error)
-                self.problem = str(error), True
+                self.problem = Problem(str(error), failed=True)
                 return
 
     @property
@@ -159,7 +159,7 @@ class ServePools:
         if answers:
             self._check("target")
         self._check("speculator")
-        if self.problem[0] is not None:
+        if self.problem.text is not None:
             raise PoolDownError("the speculator pool is not connected yet")
         response = _preferring(self._streaming["speculator"], "select", request).remote(encode(request))
         alarm = asyncio.get_running_loop().call_later(WAKE_AFTER_S, self._wake_target, admitted) if answers else None

@@ -69,9 +69,9 @@ async def test_every_request_is_answered_until_the_pools_are_there():
             answer = await client.request(method, path)
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
             assert answer.json()["error"]["type"] == "ServiceUnavailableError"
-        assert (app.problem, app.failed) == (WAITING, False)
+        assert app.problem == (WAITING, False)
         pools.set()
-        await until(lambda: app.problem is None)
+        await until(lambda: app.problem.text is None)
         assert (await client.get("/health")).json() == "fine"
         assert events == ["start"]
     assert events == ["start", "end"]
@@ -98,14 +98,14 @@ async def test_what_goes_wrong_is_told_and_tried_again(error, problem, failed):
     app = StartingApp(build, startup_timeout_s=3600.0 if failed else 0.0, others_serve=nobody)
     async with running(app) as client:
         await until(lambda: len(tried) == 3)
-        assert (app.problem, app.failed) == (problem, failed)
+        assert app.problem == (problem, failed)
         refused = await client.get("/health")
         assert refused.status_code == 503
         assert "secret" not in json.dumps(refused.json())
         mended.set()
-        await until(lambda: app.problem is None)
+        await until(lambda: app.problem.text is None)
         assert (await client.get("/health")).status_code == 200
-        assert app.failed is False
+        assert app.problem.failed is False
 
 
 async def test_a_router_that_ends_while_it_waits_ends_at_once():
@@ -125,7 +125,7 @@ async def test_a_start_waits_a_while_for_the_app():
 
     app = StartingApp(build, startup_timeout_s=3600.0, others_serve=nobody)
     async with running(app) as client:
-        assert app.problem is None
+        assert app.problem.text is None
         assert (await client.get("/health")).status_code == 200
 
 
@@ -156,10 +156,10 @@ async def test_beside_routers_that_serve_a_router_starts_only_with_its_app(there
         assert not start.done()
         pools.set()
     await start
-    assert (app.problem is None) is there
+    assert (app.problem.text is None) is there
     pools.set()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
-        await until(lambda: app.problem is None)
+        await until(lambda: app.problem.text is None)
         assert (await client.get("/health")).status_code == 200
 
 
@@ -171,7 +171,7 @@ async def test_a_router_whose_others_are_gone_starts_without_an_app():
     await until(lambda: others.asked > 3)
     others.there = False
     await start
-    assert app.problem == WAITING
+    assert app.problem.text == WAITING
 
 
 @pytest.mark.parametrize(
@@ -204,4 +204,4 @@ async def test_beside_routers_that_serve_a_pool_that_is_down_is_waited_for():
 
     app = StartingApp(build, startup_timeout_s=0.0, others_serve=others)
     await app.start()
-    assert app.problem is None
+    assert app.problem.text is None
