@@ -26,12 +26,14 @@ async def apart(chars: int, work: Callable[..., Result], *arguments: Any) -> Res
         return work(*arguments)
     context, is_cancelled = copy_context(), False
 
-    def run() -> Result | None:
-        return None if is_cancelled else context.run(work, *arguments)
+    def run() -> Result:
+        if is_cancelled:
+            raise RuntimeError("nobody waits for this any more")
+        return context.run(work, *arguments)
 
     job = asyncio.get_running_loop().run_in_executor(_THREADS, run)
     try:
-        return await asyncio.shield(job)  # type: ignore[return-value]
+        return await asyncio.shield(job)
     except asyncio.CancelledError:
         is_cancelled = True
         with suppress(Exception):
