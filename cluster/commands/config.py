@@ -19,14 +19,15 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Deploym
 def check(config: ConfigFile) -> None:
     """Check a deployment file, and whether its models fit together if they are on this machine or on the hub."""
     from cluster.config.load import load_config
-    from cluster.serve.front_process import begin_check
+    from cluster.serve.front_process import begin_check, check_front
 
     deployment = load_config(config)
     begin_check(deployment)
-    from cluster.serve.preflight import absent_folders, check_deployment
+    from cluster.serve.preflight import absent_folders, check_models
 
+    check_front(deployment)
     absent = absent_folders(deployment)
-    notice = check_deployment(deployment) if not absent else None
+    notice = check_models(deployment) if not absent else None
     print_line(f"{config} is valid: {_pools(deployment)}")
     if notice:
         print_line(f"  {notice}")

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from cluster.config import vllm_options
 from cluster.config.kubernetes import KubernetesConfig
 from cluster.config.pools import PoolConfig, TargetConfig, placed
+from cluster.config.without_effect import settings_without_effect
 from kv_transfer.options import DecodeOptions
 from router.options.policies import PolicyOptions
 from router.options.settings import File, RouterConfig
@@ -145,6 +146,12 @@ class DeploymentConfig(BaseModel):
                 check_stages(self.decode.method, self.target.pipeline_parallel)
             except SkimError as error:
                 raise ValueError(str(error)) from None
+        return self
+
+    @model_validator(mode="after")
+    def _every_setting_has_an_effect(self) -> Self:
+        for told in settings_without_effect(self):
+            raise ValueError(told)
         return self
 
     @property

@@ -31,6 +31,9 @@ BOTH = frozenset({
 })  # fmt: skip
 """Options of the engine that the front reads, too. It learns max_model_len from the target itself."""
 
+OWN = frozenset({"approximate_positions", "draft_model", "head_profile", "stat_loggers"})
+"""Options of Skim's engines over vLLM."""
+
 SETTINGS = {
     "model": ".model",
     "revision": ".model",
@@ -126,6 +129,11 @@ def check_engine_options(options: Mapping[str, Any], *, has_front: bool) -> None
         if isinstance(speculative, Mapping) and field in speculative:
             setting = SETTINGS[option]
             raise ValueError(f"engine_options.speculative_config.{field} is set by {setting}: set that instead")
+
+
+def of_vllm(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are flags of `vllm serve`."""
+    return {name: value for name, value in options.items() if name not in OWN}
 
 
 def for_front(options: Mapping[str, Any]) -> dict[str, Any]:

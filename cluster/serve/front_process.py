@@ -13,14 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cluster.config import vllm_options
 from cluster.config.schema import DeploymentConfig
 from skim_common.errors import SkimError
-from skim_common.models.source import public_name
+from skim_common.models.source import is_within_reach, public_name
 
 PROGRAM = "router.vllm_front.program"
-
-PLAIN = (bool, int, float, type(None))
-"""Types of values that name nothing that could be missing."""
 
 
 class FrontProcess:
@@ -88,17 +86,18 @@ def end_front_process() -> None:
 
 def begin_check(config: DeploymentConfig) -> None:
     """Ask what `check_front` will wait for."""
-    if _names_something(config):
+    if _gives_options(config):
         front_process().send("check_front", **_deployment(config))
 
 
 def check_front(config: DeploymentConfig) -> None:
-    """Raise SkimError if the router's app cannot be built with these options, or an adapter be served.
+    """Raise SkimError for options that vLLM refuses, if the router's app cannot be built with them, or an adapter be
+    served.
 
-    The process ends. Without an option that could be wrong, nothing is asked. `begin_check` may have asked before.
+    The process ends. Without options nothing is asked. `begin_check` may have asked before.
     """
     try:
-        if _names_something(config):
+        if _gives_options(config):
             if not front_process().is_asked:
                 begin_check(config)
             front_process().receive()
@@ -106,9 +105,14 @@ def check_front(config: DeploymentConfig) -> None:
         end_front_process()
 
 
-def _names_something(config: DeploymentConfig) -> bool:
-    options = {name: value for name, value in config.front_options.items() if name != "dtype"}
-    return config.router.api_keys_file is not None or any(not isinstance(value, PLAIN) for value in options.values())
+def _gives_options(config: DeploymentConfig) -> bool:
+    return bool(config.router.api_keys_file or config.front_options or any(_of_vllm(config).values()))
+
+
+def _of_vllm(config: DeploymentConfig) -> dict[str, dict[str, Any]]:
+    """The options of `vllm serve` of each pool that runs vLLM."""
+    pools = {name: pool for name, pool in config.pools.items() if pool.engine == "vllm"}
+    return {name: vllm_options.of_vllm(pool.engine_options) for name, pool in pools.items()}
 
 
 def _deployment(config: DeploymentConfig) -> dict[str, Any]:
@@ -122,4 +126,6 @@ def _deployment(config: DeploymentConfig) -> dict[str, Any]:
         "engine_options": target.engine_options,
         "python_path": target.env.get("PYTHONPATH", ""),
         "settings": config.router.model_dump(),
+        "is_here": is_within_reach(target.model),
+        "pools": _of_vllm(config),
     }

@@ -9,7 +9,7 @@ import psutil
 
 from cluster.config.pools import PoolConfig, kv_cache_gib
 from cluster.config.schema import DeploymentConfig
-from cluster.serve.front_process import check_front, end_front_process
+from cluster.serve.front_process import check_front
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.info import check_speculator, inspect_model, same_tokens
 from skim_common.models.source import is_hub_name, is_within_reach, local_folder, pinned, weight_bytes
@@ -52,9 +52,6 @@ def check_models(config: DeploymentConfig) -> str | None:
 
 def check_deployment(config: DeploymentConfig) -> str | None:
     """As `check_models`, after `check_front`."""
-    if config.spans_machines and absent_folders(config):
-        end_front_process()
-        return None
     check_front(config)
     return check_models(config)
 

@@ -6,9 +6,22 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
+from vllm.config import (
+    CacheConfig,
+    LoadConfig,
+    LoRAConfig,
+    ModelConfig,
+    MultiModalConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    PrefetchOffloadConfig,
+    SchedulerConfig,
+    UVAOffloadConfig,
+)
 from vllm.engine.arg_utils import _expand_json_human_readable_numbers
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.reasoning import ReasoningParserManager
@@ -18,6 +31,7 @@ from vllm.utils.import_utils import import_from_path, resolve_obj_by_qualname
 
 from skim_common.errors import SkimError, one_line
 from skim_common.symbols import Hook
+from skim_common.validation import sentence
 
 HOOK = Hook(
     what="flags of `vllm serve`",
@@ -34,6 +48,11 @@ HOOK = Hook(
 )
 
 UNKNOWN = "unrecognized arguments: "
+CONFIGS: tuple[Any, ...] = (
+    CacheConfig, LoadConfig, LoRAConfig, ModelConfig, MultiModalConfig, ObservabilityConfig, ParallelConfig,
+    PrefetchOffloadConfig, SchedulerConfig, UVAOffloadConfig,
+)  # fmt: skip
+"""vLLM's configs whose fields are flags of the same names."""
 
 
 class _Parser(FlexibleArgumentParser):
@@ -69,7 +88,19 @@ def arguments(options: Mapping[str, Any]) -> argparse.Namespace:
     args = parser.parse_args(words)
     args.subparser = "serve"
     _check(args)
+    _check_bounds(options, args)
     return args
+
+
+def _check_bounds(options: Mapping[str, Any], args: argparse.Namespace) -> None:
+    """The bounds of vLLM's own configs, which an engine would look at when it starts. Raises SkimError."""
+    for config in CONFIGS:
+        for name, field in config.__pydantic_fields__.items():
+            if field.metadata and options.get(name) is not None:
+                try:
+                    TypeAdapter(Annotated[field.annotation, *field.metadata]).validate_python(getattr(args, name))
+                except ValidationError as error:
+                    raise SkimError(f"`vllm serve` does not take this: {name}: {sentence(error)}") from None
 
 
 def _words(name: str, value: Any, action: argparse.Action | None) -> list[str]:
@@ -78,6 +109,8 @@ def _words(name: str, value: Any, action: argparse.Action | None) -> list[str]:
     if value is None or value == []:
         return []
     if action is not None and action.nargs == 0:
+        if not isinstance(value, bool):
+            raise SkimError(f"`vllm serve` does not take this: {name} must be true or false, not {value!r}")
         off = f"--no-{flag[2:]}"
         return [flag] if value else [off] if off in action.option_strings else []
     if isinstance(value, list | tuple) and action is not None:

@@ -29,6 +29,21 @@ def read_flags(lines: Sequence[Sequence[str]], own: Sequence[str]) -> list[dict[
     return [{"given": given, "at_default": sorted(same)} for given, same in read]
 
 
+def check_options(*, pools: Mapping[str, Mapping[str, Any]], python_path: str) -> None:
+    """Raise SkimError for an option of a pool's engine that `vllm serve` refuses.
+
+    pools: options of `vllm serve`, by pool. python_path: the PYTHONPATH of the target's replicas.
+    """
+    from router.vllm_front.flags import arguments
+
+    sys.path.extend(filter(None, python_path.split(os.pathsep)))
+    for pool, options in pools.items():
+        try:
+            arguments(options)
+        except SkimError as error:
+            raise SkimError(f"{pool}.engine_options: {error}") from None
+
+
 def check_front(
     *,
     model: str,
@@ -36,14 +51,19 @@ def check_front(
     names: Sequence[str],
     front_options: Mapping[str, Any],
     engine_options: Mapping[str, Any],
-    python_path: str,
     settings: Mapping[str, Any],
+    is_here: bool = True,
+    **given: Any,
 ) -> None:
     """Build a router's app over no pools, and read what the target would read. Raises SkimError for what is refused.
 
     model: the target's folder or hub name. root, names, front_options: as in ServedModel. engine_options: the target's.
-    python_path: the PYTHONPATH of its replicas. settings: fields of RouterConfig.
+    settings: fields of RouterConfig. is_here: the model is on this machine; else the options alone are checked. given:
+    as in `check_options`.
     """
+    check_options(**given)
+    if not is_here:
+        return
     from router.dispatch.dispatcher import Dispatcher
     from router.options.request import PrefillOptions, SpeculationOptions
     from router.options.settings import RouterConfig
@@ -54,7 +74,6 @@ def check_front(
     from vllm_hooks.adapters import adapters_of, lora_options
 
     lora_options(adapters_of(engine_options.get("lora_modules") or (), names, weights=False), engine_options)
-    sys.path.extend(filter(None, python_path.split(os.pathsep)))
     check_logits_processors(front_options.get("logits_processors") or ())
     limit, overrides = engine_options.get("max_model_len"), engine_options.get("hf_overrides")
     info = inspect_model(model, engine="vllm", max_model_len=limit, overrides=overrides)

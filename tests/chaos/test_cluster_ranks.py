@@ -71,12 +71,12 @@ def replica(request: pytest.FixtureRequest, cluster: Cluster, model: str) -> Ite
     """The target's replica, started with the options that Serve gets."""
     target = {"model": model, request.param: 2, "nodes_per_replica": 2, "gpus_per_replica": 2, "start_probe": "off"}
     env = {**NETWORK, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    drafts = request.param == "tensor_parallel"
     settings = {
         "speculator": {"model": model, "engine": "mock"},
         "target": {**target, "env": env, "engine_options": engine_options("cpu")},
-        "decode": {"method": "remote" if request.param == "tensor_parallel" else "none"},
         # A long deadline for a busy machine, because this drafter is as slow as its target.
-        "channel": {"deadline_ms": 5000.0},
+        **({"channel": {"deadline_ms": 5000.0}} if drafts else {"decode": {"method": "none"}}),
     }
     deployment = build_app(config_from_settings(settings))._bound_deployment.init_args[1]._bound_deployment
     group = placement_group(deployment._replica_config.placement_group_bundles, strategy="PACK")

@@ -1,11 +1,13 @@
 """Deployment files: valid settings, and the error sentence for invalid ones."""
 
+import re
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from cluster.config.load import config_from_flags, load_config
+from cluster.config import without_effect
+from cluster.config.load import config_from_flags, config_from_settings, load_config
 from cluster.config.pools import TargetConfig
 from cluster.config.show import as_yaml
 from router.options.policies import PolicyOptions
@@ -372,3 +374,39 @@ def test_a_hub_name_stays_as_it_is(tmp_path, monkeypatch):
     assert config.speculator.model == str(tmp_path / "here" / "owner" / "small")
     config = config_from_flags(None, {"target.model": Path("owner/big"), "speculator.model": Path("owner/small")})
     assert [config.target.model, config.speculator.model] == ["owner/big", "owner/small"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"router": {"audit_share": 0.5, "catch_up": "off"}}, "audit_share has no effect with router.catch_up: off"),
+        ({"router": {"catch_up": "always", "affinity": False}}, "router.catch_up has no effect with router.affinity"),
+        ({"router": {"catch_up": "always", "speculative_prefill": False}}, "with router.speculative_prefill: false"),
+        ({"router": {"guard_entropy": 0.5, "guard": False}}, "router.guard_entropy has no effect with router.guard"),
+        ({"router": {"audit_share": 0.5}, "target": {"engine_options": {"enable_prefix_caching": False}}},
+         "with target.engine_options.enable_prefix_caching: false"),
+        ({"router": {"select_only": True, "migration": False}}, "migration has no effect with router.select_only"),
+        ({"router": {"select_only": True}, "decode": {"adaptive": False}}, "decode.adaptive has no effect"),
+        ({"decode": {"method": "none", "max_draft_tokens": 2}}, "decode.max_draft_tokens has no effect with decode.m"),
+        ({"decode": {"method": "ngram", "draft_context": "full"}}, "decode.draft_context has no effect with a decode"),
+        ({"decode": {"method": "none"}, "channel": {"port": 9000}}, "channel.port has no effect with a decode.method"),
+        ({"selection": {"selector": "lexical", "layers": "all"}}, "selection.layers has no effect with selection.sel"),
+        ({"selection": {"scoring": "heads", "look_ahead": 2}}, "selection.look_ahead has no effect with selection.sc"),
+        ({"selection": {"read": "whole", "window_tokens": 512}}, "selection.window_tokens has no effect with"),
+        ({"speculator": {"autoscaling": {"downscale_to_zero_delay_s": 9}}}, "above 0: leave one of them out"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_another_leaves_without_effect_is_refused(settings, told):
+    pools = {name: {"model": "m", **settings.get(name, {})} for name in ("speculator", "target")}
+    if settings.get("router", {}).get("select_only"):
+        del pools["target"]
+    with pytest.raises(SkimError, match=re.escape(told)):
+        config_from_settings({**settings, **pools})
+
+
+def test_each_setting_of_the_table_is_one():
+    pool = {"model": "m", "autoscaling": {}}
+    split = {"topology": "split", "prefill": {"autoscaling": {}}}
+    config = config_from_settings({"speculator": pool, "target": {**pool, **split}})
+    for row in without_effect.ROWS:
+        assert set(row.names) <= type(without_effect._section(config, row.section)).model_fields.keys()

@@ -53,14 +53,16 @@ def starts(monkeypatch):
     ("target", "other", "asks"),
     [
         ({}, {}, False),
-        ({"engine_options": {"max_model_len": 2048, "enable_log_requests": True, "max_logprobs": 9}}, {}, False),
-        ({"engine": "vllm", "engine_options": {"dtype": "float32"}}, {}, False),
+        ({"engine_options": {"max_model_len": 2048}}, {}, False),
+        ({"engine": "vllm", "engine_options": {"approximate_positions": True}}, {}, False),
+        ({"engine": "vllm", "engine_options": {"max_num_seqs": 8}}, {}, True),
+        ({"engine_options": {"enable_log_requests": True}}, {}, True),
         (PARSER, {}, True),
         ({"engine_options": {"lora_modules": ["a=b"]}}, {}, True),
         ({}, {"router": {"api_keys_file": "/keys.yaml"}}, True),
     ],
 )
-def test_it_starts_if_an_option_names_something(starts, target, other, asks):
+def test_it_starts_if_an_option_is_for_vllm(starts, target, other, asks):
     """Its import of vLLM takes seconds."""
     config = deployment(target, **other)
     check_front(config)
@@ -91,7 +93,7 @@ def test_nothing_starts_after_a_refusal(starts, monkeypatch):
 def test_folders_of_other_machines_are_checked_there(starts):
     config = deployment({**PARSER, "model": "/on/another/machine"}, spans_machines=True)
     assert check_deployment(config) is None
-    assert starts.sent == []
+    assert [asked["is_here"] for _, asked in starts.sent] == [False]
 
 
 def test_a_wrong_parser_is_refused_by_vllm():

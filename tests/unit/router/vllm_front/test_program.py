@@ -37,7 +37,7 @@ def check(tmp_path, front=(), **arguments):
     options = {
         name: named.get(value, value) if isinstance(value, str) else value for name, value in dict(front).items()
     }
-    given = {"names": ["base"], "engine_options": options, "python_path": "", "settings": {}, **arguments}
+    given = {"names": ["base"], "engine_options": options, "python_path": "", "pools": {}, "settings": {}, **arguments}
     check_front(model=MODEL, root="target", front_options={"dtype": "float32", **options}, **given)
 
 
@@ -55,6 +55,25 @@ def check(tmp_path, front=(), **arguments):
 )
 def test_what_can_be_served_is_not_refused(tmp_path, front):
     check(tmp_path, front)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_num_seqs": "many"}, "argument --max-num-seqs: invalid int value: 'many'"),
+        ({"max_num_seqs": 0}, "max_num_seqs: .*greater than or equal to 1"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization: .*less than or equal to 1"),
+        ({"enforce_eager": "yes"}, "enforce_eager must be true or false, not 'yes'"),
+        ({"enable_prefix_cahing": True}, "did you mean --enable-prefix-caching"),
+        ({"kv_cache_dtype": "fp3"}, "argument --kv-cache-dtype: invalid choice: 'fp3'"),
+    ],
+)
+def test_what_vllm_refuses_of_a_pool_is_refused_without_its_model(options, told):
+    given = {"names": ["base"], "engine_options": {}, "python_path": "", "settings": {}, "front_options": {}}
+    with pytest.raises(SkimError, match=rf"^speculator\.engine_options: `vllm serve` does not take this: .*{told}"):
+        check_front(model="/not/here", root="x", pools={"speculator": options}, is_here=False, **given)
+    usual = {"max_model_len": 4096, "enforce_eager": True, "enable_prefix_caching": False, "dtype": "bfloat16"}
+    check_front(model="/not/here", root="x", pools={"target": usual}, is_here=False, **given)
 
 
 AUTO = {"enable_auto_tool_choice": True}
