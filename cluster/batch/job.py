@@ -16,7 +16,6 @@ from cluster.batch.progress import Progress
 from cluster.batch.storage import absolute, is_local, shared_path
 from cluster.batch.worker import WorkerSettings, answer_parts
 from cluster.config.load import load_config
-from skim_common.environment import with_environment
 from skim_common.errors import SkimError
 from skim_common.proxies import is_loopback
 
@@ -67,7 +66,9 @@ def run_batch(options: BatchOptions, print_line: PrintLine) -> Totals | None:
                 f"{error}; {progress.done} of {plan.rows} rows are done: run the same command to continue"
             ) from error
         # Before the pools stop, which takes seconds.
-        totals = journal.finish(plan.parts)
+        if (totals := journal.finish(plan.parts)) is None:
+            print_line(f"{output} has been finished by another job of this batch")
+            return None
         print_line(f"Wrote {output}: {totals.rows} rows, {totals.failed} of them errors")
     return totals
 
@@ -128,19 +129,13 @@ def _endpoint(options: BatchOptions, batch_id: str, print_line: PrintLine) -> It
     assert options.endpoint is not None
     import ray
 
-    from actors.ray_hooks.loopback import ON_LOOPBACK, init_on_loopback, is_on_loopback
-    from cluster.serve.start_failures import LOCAL_ADVICE, told_in_one_sentence
+    from actors.ray_hooks.loopback import ON_LOOPBACK
+    from cluster.serve.ray_start import join_ray, start_ray
 
-    what, advice = f"cannot reach the Ray cluster at {options.address}", "start it, or correct --address"
     if options.address is None:
-        what, advice = "cannot start Ray on this machine", LOCAL_ADVICE
-    with told_in_one_sentence(what, advice):
-        init_on_loopback(options.address is None or is_on_loopback(options.address))
-        with with_environment(ON_LOOPBACK if options.address is None else {}):
-            ray.init(
-                address=options.address or "local", include_dashboard=False if options.address is None else None,
-                log_to_driver=False, logging_level="ERROR",
-            )  # fmt: skip
+        start_ray(ON_LOOPBACK)
+    else:
+        join_ray(options.address)
     try:
         yield options.endpoint
     finally:

@@ -122,20 +122,29 @@ class Journal:
             self._fs.invalidate_cache()
             # An object store has no empty folders.
             files = self._fs.ls(self._parts, detail=False) if self._fs.exists(self._parts) else []
-            names = (str(file).rpartition("/")[2] for file in files)
-            return {int(name.removesuffix(".jsonl")) for name in names if name.endswith(".jsonl")}
+            names = (str(file).rpartition("/")[2].partition(".") for file in files)
+            return {int(index) for index, _, kind in names if kind == "jsonl" and index.isdecimal()}
 
     def commit(self, part: Part, answers: Sequence[BatchAnswer]) -> None:
         """Write the answers to `part`, in its order: all of them or, after a kill, none."""
         with storage_errors(self._url):
             write(self._fs, self._path(part), (msgspec.json.encode(answer) + b"\n" for answer in answers))
 
-    def finish(self, parts: Sequence[Part]) -> Totals:
-        """Join all parts into the output and remove them. An incomplete part is removed and raises SkimError."""
+    def finish(self, parts: Sequence[Part]) -> Totals | None:
+        """Join all parts into the output and remove them; None if another job of the batch has done so meanwhile.
+
+        An incomplete part is removed and raises SkimError.
+        """
         assert self._plan is not None, "call open() first"
         totals = Totals()
         with storage_errors(self._url):
-            write(self._fs, self._output, self._joined(parts, totals), scratch=self._folder)
+            try:
+                write(self._fs, self._output, self._joined(parts, totals), scratch=self._folder)
+            except FileNotFoundError:
+                self._fs.invalidate_cache()
+                if (plan := self._read_plan()) is None or not plan.finished:
+                    raise
+                return None
             self._write_plan(msgspec.structs.replace(self._plan, finished=True))
             self._remove_parts()
         return totals

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import ray
 import torch
@@ -16,10 +16,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
 
 from actors.lifecycle.failed_starts import forget_failed_starts, last_failed_start
-from actors.ray_hooks.check import check_ray
-from actors.ray_hooks.loopback import ON_LOOPBACK, init_on_loopback, is_on_loopback
-from actors.ray_hooks.serve_client import forget_earlier_serve, running_http_options
-from actors.ray_hooks.serve_logger import print_warnings_only
+from actors.ray_hooks.loopback import ON_LOOPBACK
+from actors.ray_hooks.serve_client import running_http_options
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_options
 from cluster.serve.endpoint import base_url, check_certificate, check_endpoint, http_options
@@ -33,10 +31,10 @@ from cluster.serve.preflight import (
     with_pinned_models,
 )
 from cluster.serve.ray_liveness import call_with_timeout, ray_answers
+from cluster.serve.ray_start import join_ray, start_ray, told_in_one_sentence
 from cluster.serve.routers import app_handle, drain_connections
-from cluster.serve.start_failures import LOCAL_ADVICE, retried, told_in_one_sentence
 from cluster.serve.status import failure_reason
-from skim_common.environment import unless_set, with_environment
+from skim_common.environment import unless_set
 from skim_common.errors import SkimError
 
 T = TypeVar("T")
@@ -139,25 +137,7 @@ def _start_ray(config: DeploymentConfig, switches: Mapping[str, str]) -> None:
     cpus = max(os.cpu_count() or 1, math.ceil(needed.pop("CPU", 0)))
     # Ray finds the GPUs itself.
     pools = {name: amount for name, amount in needed.items() if name != "GPU" and not name.startswith(ACCELERATOR)}
-    init_on_loopback(switches.items() >= ON_LOOPBACK.items())
-    with with_environment(switches):
-        options = {"address": "local", "num_cpus": cpus, "resources": pools, "include_dashboard": False}
-        retried(lambda: _init_ray("start Ray on this machine", LOCAL_ADVICE, **options))
-
-
-def join_ray(address: str) -> None:
-    """Connect to the Ray cluster at `address`, which may have been started by Skim. Raises SkimError."""
-    with suppress(ConnectionError):  # no address: Ray says so
-        init_on_loopback(is_on_loopback(address))
-    _init_ray(f"reach the Ray cluster at {address}", "start it, or correct --address", address=address)
-
-
-def _init_ray(what: str, advice: str, **options: Any) -> None:
-    check_ray()
-    forget_earlier_serve()
-    print_warnings_only()
-    with told_in_one_sentence(f"cannot {what}", advice):
-        ray.init(log_to_driver=False, logging_level="ERROR", **options)
+    start_ray(switches, num_cpus=cpus, resources=pools)
 
 
 def _prepare_cluster(config: DeploymentConfig, name: str) -> None:

@@ -19,6 +19,7 @@ from cluster.batch.command import BatchOptions
 from cluster.batch.job import run_batch
 from cluster.batch.plan import Part
 from cluster.batch.worker import PartReport, PartWorker, WorkerSettings
+from cluster.serve import ray_start
 from router.options.headers import LATER_REQUESTS
 from skim_common.errors import SkimError
 from tests.unit.cluster.batch.conftest import row, write_questions, write_rows
@@ -231,3 +232,17 @@ def test_relative_outputs_of_ray_jobs_do_not_go_into_the_copied_folder(
     monkeypatch.setenv("SKIM_BATCH_DIR", "/data")
     assert job.output_folder() == Path("/data")
     assert job.absolute("s3://bucket/out.jsonl", Path("/data")) == "s3://bucket/out.jsonl"
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_a_batch_starts_and_joins_ray_as_a_deployment_does(
+    monkeypatch: pytest.MonkeyPatch, address: str | None
+) -> None:
+    """Checked, without the Serve of an earlier Ray, and tried again."""
+    calls: list[str] = []
+    monkeypatch.setattr(ray_start, "start_ray", lambda switches: calls.append("start"))
+    monkeypatch.setattr(ray_start, "join_ray", lambda address: calls.append(f"join {address}"))
+    monkeypatch.setattr("ray.shutdown", lambda: calls.append("leave"))
+    with job._endpoint(BatchOptions("i", "o", "http://endpoint", None, 4, 1, 60.0, address), "id", print) as url:
+        assert url == "http://endpoint"
+    assert calls == ["start" if address is None else "join auto", "leave"]

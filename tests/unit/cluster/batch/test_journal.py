@@ -83,6 +83,7 @@ class Batch:
             self.asked[part.index] += 1
             journal.commit(part, answers_to(self._source, part))
         totals = journal.finish(self._plan.parts)
+        assert totals is not None
         assert (totals.rows, totals.failed) == (ROWS, ROWS // 5)
 
     def check(self, runs: int) -> None:
@@ -193,3 +194,23 @@ def test_local_outputs_get_their_folder(plan: InputPlan, source: str, tmp_path: 
     journal.finish(plan.parts)
     assert len(output.read_text().splitlines()) == ROWS
     assert [file.name for file in (tmp_path / "new" / "out.jsonl.batch").iterdir()] == ["plan.json"]
+
+
+def test_what_others_put_beside_the_parts_is_no_part(plan: InputPlan, memory_url: str) -> None:
+    journal = Journal(memory_url)
+    journal.open(plan)
+    for name in ("notes.jsonl", "00000000.jsonl.bak", "00000001.jsonl"):
+        MEMORY.pipe(f"{memory_url}.batch/parts/{name}", b"")
+    assert journal.done() == {1}
+
+
+def test_of_two_jobs_the_later_one_finds_the_batch_finished(plan: InputPlan, source: str, memory_url: str) -> None:
+    one, other = Journal(memory_url), Journal(memory_url)
+    for journal in (one, other):
+        assert not journal.open(plan)
+        for part in plan.parts:
+            journal.commit(part, answers_to(source, part))
+    totals = one.finish(plan.parts)
+    assert totals is not None and totals.rows == ROWS  # noqa: PT018
+    assert other.finish(plan.parts) is None
+    assert len(MEMORY.cat_file(memory_url).splitlines()) == ROWS

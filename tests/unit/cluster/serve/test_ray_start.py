@@ -8,7 +8,7 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayTaskError
 
 from cluster.serve import deployment
-from cluster.serve.start_failures import ATTEMPTS, retried, told_in_one_sentence
+from cluster.serve.ray_start import ATTEMPTS, retried, told_in_one_sentence
 from skim_common.errors import SkimError
 
 

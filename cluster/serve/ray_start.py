@@ -1,15 +1,22 @@
-"""What Ray and Serve raise while a deployment starts: one sentence, one more attempt, and nothing left behind."""
+"""Starts Ray on this machine, or joins a Ray cluster. A failure is one sentence, after one more attempt, and leaves
+nothing behind."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from errno import EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC
+from typing import Any
 
 import psutil
 import ray
 from ray.exceptions import RayTaskError
 
+from actors.ray_hooks.check import check_ray
+from actors.ray_hooks.loopback import ON_LOOPBACK, init_on_loopback, is_on_loopback
+from actors.ray_hooks.serve_client import forget_earlier_serve
+from actors.ray_hooks.serve_logger import print_warnings_only
 from cluster.serve.status import failure_reason
+from skim_common.environment import with_environment
 from skim_common.errors import SkimError
 
 ATTEMPTS = 2
@@ -18,6 +25,29 @@ STOP_LIMIT_S = 10.0
 LOCAL_ADVICE = "free memory, processors or disk of this machine, and start again"
 FULL = (ENOSPC, EDQUOT, ENOMEM, EMFILE, ENFILE)
 """Errors of a file for which the machine, not the file, is the cause."""
+
+
+def start_ray(switches: Mapping[str, str], **options: Any) -> None:
+    """Start a local Ray cluster. switches: environment variables of all its processes. options: of `ray.init`."""
+    init_on_loopback(switches.items() >= ON_LOOPBACK.items())
+    local = {"address": "local", "include_dashboard": False, **options}
+    with with_environment(switches):
+        retried(lambda: _init_ray("start Ray on this machine", LOCAL_ADVICE, **local))
+
+
+def join_ray(address: str) -> None:
+    """Connect to the Ray cluster at `address`, which may have been started by Skim. Raises SkimError."""
+    with suppress(ConnectionError):  # no address: Ray says so
+        init_on_loopback(is_on_loopback(address))
+    _init_ray(f"reach the Ray cluster at {address}", "start it, or correct --address", address=address)
+
+
+def _init_ray(what: str, advice: str, **options: Any) -> None:
+    check_ray()
+    forget_earlier_serve()
+    print_warnings_only()
+    with told_in_one_sentence(f"cannot {what}", advice):
+        ray.init(log_to_driver=False, logging_level="ERROR", **options)
 
 
 @contextmanager
