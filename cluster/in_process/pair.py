@@ -60,7 +60,6 @@ class SelectFields(TypedDict, total=False):
     keep_by_role: dict[Literal["system", "user", "assistant", "tool"], Keep]
     protect_tools: list[str]
     keep_short: int
-    keep_ranges: list[tuple[int, int, Keep]]
 
 
 OF_ROUTERS = ("explain_text", "catch_up")

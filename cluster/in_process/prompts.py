@@ -45,7 +45,10 @@ def render(prompt: PromptInput, tokenizer: Any, options: PrefillOptions | None =
     if is_empty:
         raise InvalidRequestError("the prompt is empty")
     if isinstance(prompt, str):
-        _check_text(prompt)
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise _no_text(error) from None
         encoded = tokenizer(prompt, return_offsets_mapping=tokenizer.is_fast)
         if not encoded.input_ids:
             raise InvalidRequestError("the prompt is empty")
@@ -70,11 +73,13 @@ def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> Render
     asked, keeps = messages_with_keeps(messages)
     try:
         text = rendered(without_marks(asked, keeps) if keeps else messages)
-        _check_text(text)
+        text.encode()
         marked = MarkedChat(asked, text, keeps, system="system" in options.keep_by_role)
         chat = marked.contents(rendered(marked.messages))
     except InvalidRequestError:
         raise
+    except UnicodeEncodeError as error:
+        raise _no_text(error) from None
     except Exception as error:  # templates raise jinja2's errors and, through it, any other
         raise InvalidRequestError(f"the chat template cannot render these messages: {error}") from error
     lone = None
@@ -86,15 +91,12 @@ def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> Render
     return RenderedPrompt(np.asarray(encoded.input_ids, np.int32), text, offsets, chat)
 
 
-def _check_text(text: str) -> None:
-    """Raise InvalidRequestError for a lone surrogate, which a tokenizer cannot read."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError(
-            f"the prompt has half of a surrogate pair, {text[error.start]!a}, which is no character: read the text "
-            "with the encoding that it was written with"
-        ) from None
+def _no_text(error: UnicodeEncodeError) -> InvalidRequestError:
+    """A tokenizer cannot read a lone surrogate."""
+    return InvalidRequestError(
+        f"the prompt has half of a surrogate pair, {error.object[error.start]!a}, which is no character: read the text "
+        "with the encoding that it was written with"
+    )
 
 
 def as_token_ids(prompt: Any) -> Int32Array:

@@ -19,7 +19,6 @@ MORE = {
     "explain_text": "explain.md",
     "granularity": "#what-is-kept-as-a-whole",
     "keep_by_role": "#how-much-of-a-message-is-kept",
-    "keep_ranges": "#how-much-of-a-message-is-kept",
     "keep_rate": "#keep_rate-auto",
     "layers": "models.md#kinds-of-models",
     "lossy": "#what-is-never-dropped",

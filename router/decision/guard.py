@@ -39,7 +39,7 @@ in many chunks, so a fifth of them drops some of it."""
 FEW_UNITS = 8
 """With fewer units that may be dropped, the entropy says nothing."""
 
-EXPLICIT = frozenset({"keep_rate", "coverage", "max_keep", "keep_by_role", "keep_ranges"})
+EXPLICIT = frozenset({"keep_rate", "coverage", "max_keep", "keep_by_role"})
 """Options that say how much is kept. A request that gives one is obeyed. A floor (`min_keep`) lets more be kept."""
 
 

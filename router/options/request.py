@@ -13,16 +13,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import annotated_types
-from pydantic import BaseModel, Field, PlainValidator, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from kv_transfer.options import ALWAYS, AUTO, DecodeOptions, SelectionOptions
 from router.options.errors import InvalidOptionError
 from router.options.policies import (
     CatchUpWish,
-    Keep,
     PolicyOptions,
     Wish,
-    read_keep,
 )
 from skim_common.nesting import too_deep
 from skim_common.validation import problems
@@ -30,19 +28,6 @@ from skim_common.validation import problems
 MAX_PROTECTED_SPANS = 4096
 
 Span = Annotated[list[Annotated[int, Field(ge=0)]], annotated_types.Len(2, 2)]
-
-
-def _keep_range(value: Any) -> tuple[int, int, Keep]:
-    if not isinstance(value, list | tuple) or len(value) != 3:
-        raise ValueError("must be [start, end, keep]")
-    start, end, keep = value
-    if type(start) is not int or type(end) is not int or not 0 <= start < end:
-        raise ValueError("must have a start >= 0 and an end after it")
-    return start, end, read_keep(keep)
-
-
-KeepRange = Annotated[tuple[int, int, Keep], PlainValidator(_keep_range)]
-MAX_KEEP_RANGES = 4096
 
 
 class PrefillOptions(PolicyOptions):
@@ -66,11 +51,6 @@ class PrefillOptions(PolicyOptions):
         default_factory=list,
         max_length=MAX_PROTECTED_SPANS,
         description="token ranges `[start, end)` that are always kept",
-    )
-    keep_ranges: list[KeepRange] = Field(
-        default_factory=list,
-        max_length=MAX_KEEP_RANGES,
-        description="of a raw prompt of text: how much is kept of ranges of characters",
     )
     explain_text: bool = Field(
         False,

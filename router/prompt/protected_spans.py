@@ -8,7 +8,7 @@ always kept, and so is the system prompt, unless `keep_by_role` names it. Raw te
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ import numpy.typing as npt
 from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.layout import TextLayout
 from kv_transfer.spans import Span, check_spans, mask_of, spans_of
-from router.options.errors import InvalidOptionError
 from router.options.policies import TOOL_ROLES, Keep, PolicyOptions
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents, Content
@@ -75,26 +74,18 @@ def prompt_spans(
 
     chat: the contents of a chat; None for raw text. text: the prompt, of a chat as it was rendered. offsets: each
     token's character range in `text`.
-    Raises InvalidRequestError for a span or a range of the options that is not inside the prompt.
+    Raises InvalidRequestError for a span of the options that is not inside the prompt.
     """
     check_spans(options.protected_spans, size)
     keep = mask_of(options.protected_spans, size)
     keep[0] = True  # the first token is an attention sink (StreamingLLM, arXiv 2309.17453)
     ranges = None if text is None or offsets is None or len(offsets) != size else char_ranges(offsets)
     if chat is None:
-        asked = _asked_ranges(options, text, ranges)
-        if ranges is not None:
-            always = [span for span, wish in asked if wish == "always"]
-            keep |= mask_of([*filter(None, tokens_touched_by_each(always, ranges))], size)
         if text is None or ranges is None:
             return PromptSpans(TextLayout(spans_of(keep)))
-        parts = without([(0, len(text))], [span for span, wish in asked if wish != "always"])
-        speech = find_speech(text, parts, raw=True)
+        speech = find_speech(text, [(0, len(text))], raw=True)
         keep |= mask_of([*filter(None, tokens_touched_by_each(speech.spans, ranges))], size)
-        rated = _as_arrays(_regions(asked, tokens_inside([span for span, _ in asked], ranges)))
-        return PromptSpans(TextLayout(spans_of(keep), *rated, questions=_questions(speech.tasks, ranges)))
-    if options.keep_ranges:
-        _refuse_ranges("is for raw prompts; in a chat, give a content part its own keep")
+        return PromptSpans(TextLayout(spans_of(keep), questions=_questions(speech.tasks, ranges)))
     if text is None or ranges is None or chat.contents is None:
         keep[:] = True
         return PromptSpans(TextLayout(spans_of(keep)), unmapped=True)
@@ -220,24 +211,6 @@ def _runs(values: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
 def _as_arrays(regions: list[tuple[int, int, float]]) -> tuple[Int32Array, Float32Array]:
     spans = np.array([region[:2] for region in regions], np.int32).reshape(-1, 2)
     return spans, np.array([rate for *_, rate in regions], np.float32)
-
-
-def _asked_ranges(options: PrefillOptions, text: str | None, ranges: CharRanges | None) -> list[tuple[CharSpan, Keep]]:
-    """The option `keep_ranges` of a raw prompt, sorted. Raises InvalidOptionError for ranges that it cannot have."""
-    if not options.keep_ranges or not options.enabled:
-        return []
-    if text is None or ranges is None:
-        _refuse_ranges("needs a prompt of text; for token ids there is protected_spans")
-    asked = sorted((((start, end), keep) for start, end, keep in options.keep_ranges), key=lambda found: found[0])
-    edges = [0, *chain.from_iterable(span for span, _ in asked), len(text)]
-    if any(after < before for before, after in pairwise(edges)):
-        _refuse_ranges(f"must lie inside the prompt's {len(text)} characters and must not overlap")
-    return asked
-
-
-def _refuse_ranges(why: str) -> NoReturn:
-    name = "speculative_prefill.keep_ranges"
-    raise InvalidOptionError(f"{name} {why}", name)
 
 
 def task_text(questions: Int32Array, chat: ChatContents | None, text: str | None, offsets: Offsets | None) -> str:

@@ -19,7 +19,7 @@ from router.dispatch.apart import apart
 from router.dispatch.state import CURRENT, CallState
 from router.options.context_management import ClearThinking
 from router.options.errors import HttpError
-from router.options.request import PrefillOptions, shown
+from router.options.request import shown
 from router.prompt.contents import ChatContents, MarkedChat, Messages, changed, chars_of, without_marks
 from router.prompt.context_edits import without_thinking, without_tool_uses
 from router.prompt.control_tokens import ControlTokens
@@ -156,7 +156,7 @@ class ChatRecorder:
     async def render_completions(self, prompts: Any, tok_params: Any = None, **kwargs: Any) -> Any:
         """As vLLM's `render_cmpl_async`."""
         call = CURRENT.get()
-        if call is not None and not call.request.render_only and needs_offsets(call.request.options):
+        if call is not None and not call.request.render_only and call.request.options.enabled is not False:
             tok_params = replace(tok_params or self._renderer.default_cmpl_tok_params, return_token_offsets=True)
         return await self._plain_completions(prompts, tok_params, **kwargs)
 
@@ -236,8 +236,3 @@ class ChatRecorder:
                 offsets = [(start, end) for start, end in offsets.tolist()]
             found = await apart(len(text), self._control_tokens.as_text, text, ids, offsets, call.chats[text])
             prompt["prompt_token_ids"], prompt["prompt_token_offsets"] = found
-
-
-def needs_offsets(options: PrefillOptions) -> bool:
-    """Whether the places of a raw prompt's tokens in its text are used."""
-    return bool(options.keep_ranges) or (options.enabled is not False and options.granularity == "text")

@@ -290,13 +290,7 @@ def offsets_of(size):
     return np.stack([np.arange(size), np.arange(size) + 1], 1)
 
 
-def many_ranges(size):
-    ranges = [(at, at + 4, "always") for at in range(0, size, 16)]
-    options = PrefillOptions.model_construct(keep_ranges=ranges)
-    return lambda: prompt_spans(size, options, None, "a" * size, offsets_of(size))
-
-
-@pytest.mark.parametrize("work", [many_spans, many_ranges])
+@pytest.mark.parametrize("work", [many_spans])
 def test_many_parts(work):
     assert not grows(lambda call: call(), work)
 

@@ -66,23 +66,6 @@ def test_lines_and_sentences_are_kept_as_a_whole(skim, tmp_path, document, words
     assert len(kept) < 0.5 * length
 
 
-def test_character_ranges_have_their_own_keep(skim, tmp_path, document):
-    prompt = tmp_path / "prompt.txt"
-    prompt.write_text(document.document)
-    ranges = [[200, 700, 1.0], [900, 1000, "always"]]
-    words = ("--prompt-file", prompt, "--keep-rate", 0.01, "--options", json.dumps({"keep_ranges": ranges}))
-    selection, _ = select(skim, tmp_path, *words, engine="mock")
-    tokenizer = AutoTokenizer.from_pretrained(SPECULATOR)
-    offsets = tokenizer(document.document, return_offsets_mapping=True).offset_mapping
-    inside = {i for i, (a, b) in enumerate(offsets) if any(x <= a and b <= y for x, y, _ in ranges)}
-    assert inside <= set(selection["kept_positions"])
-    assert len(selection["kept_positions"]) <= len(inside) + 3 + 32 + 32 < len(offsets)
-    for more in ("--chat", '--options={"keep_ranges": [[0, "x"]]}'):
-        ran = skim("select", "--speculator", SPECULATOR, *words, more, "--engine", "mock")
-        assert ran.code == 2
-        assert "keep-ranges" in ran.err or "keep_ranges" in ran.err
-
-
 def test_token_ids_instead_of_text(skim, tmp_path):
     ids = list(range(10, 110))
     file = tmp_path / "ids.json"

@@ -40,7 +40,7 @@ def messages():
 
 
 def test_what_a_call_may_say_are_the_options_of_a_request():
-    assert SelectFields.__annotations__.keys() == PolicyOptions.model_fields.keys() | {"protected_spans", "keep_ranges"}
+    assert SelectFields.__annotations__.keys() == PolicyOptions.model_fields.keys() | {"protected_spans"}
     assert AskFields.__annotations__.keys() == PrefillOptions.model_fields.keys() - {*OF_ROUTERS}
 
 

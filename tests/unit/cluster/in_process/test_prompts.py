@@ -91,8 +91,6 @@ def test_a_rendered_prompt_stays_as_it_is(tokenizer):
     prompt = RenderedPrompt(np.arange(5, 25, dtype=np.int32))
     assert render(prompt, tokenizer) is prompt
     assert protected(prompt.layout(PrefillOptions(protected_spans=[[3, 5]]))) == {0, 3, 4}
-    with pytest.raises(InvalidRequestError, match="keep_ranges needs a prompt of text"):
-        prompt.layout(PrefillOptions(keep_ranges=[[0, 1, "always"]]))
 
 
 def test_a_content_part_with_its_own_keep(tokenizer, document):
@@ -118,31 +116,6 @@ def _joining(tokenizer):
         "{% for part in m.content %}{{ part.text }}\n{% endfor %}{% endif %}<|end|>\n{% endfor %}"
     )
     return other
-
-
-def test_character_ranges_of_a_text(tokenizer, document):
-    text = document.document
-    options = PrefillOptions(keep_ranges=[[700, 1700, 0.25], [0, 100, "always"], [100, 700, "auto"]])
-    layout = layout_of(text, tokenizer, options)
-    offsets = tokenizer(text, return_offsets_mapping=True).offset_mapping
-    assert layout.rates.tolist() == [0.25]
-    [[start, end]] = layout.rate_spans
-    assert [i for i, (a, b) in enumerate(offsets) if a >= 700 and b <= 1700] == list(range(start, end))
-    assert protected(layout) == {i for i, (a, b) in enumerate(offsets) if a < 100}
-
-
-@pytest.mark.parametrize(
-    ("ranges", "why"),
-    [
-        ([[0, 10**9, 0.5]], "must lie inside the prompt's"),
-        ([[0, 10, 0.5], [9, 20, "always"]], "must not overlap"),
-    ],
-)
-def test_character_ranges_that_no_text_has(tokenizer, document, ranges, why):
-    with pytest.raises(InvalidRequestError, match=why):
-        layout_of(document.document, tokenizer, PrefillOptions(keep_ranges=ranges))
-    with pytest.raises(InvalidRequestError, match="is for raw prompts"):
-        layout_of(document.messages, tokenizer, PrefillOptions(keep_ranges=[[0, 1, 0.5]]))
 
 
 def test_a_tokenizer_without_a_chat_template(tokenizer, monkeypatch):

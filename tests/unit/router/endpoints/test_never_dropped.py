@@ -159,8 +159,7 @@ async def test_of_a_raw_prompt_what_is_asked_for_stays(app, state):
     for seed in range(4):
         random = Random(seed)
         pools, text = app.use(), make_document(2000, seed=seed).prompt
-        start = random.randrange(1000, 4000)
-        wish = options_of(random, keep_ranges=[[start, start + 300, "always"]], protected_spans=[[700, 760]])
+        wish = options_of(random, protected_spans=[[700, 760]])
         body = {"model": MODEL_NAME, "max_tokens": 2, "speculative_prefill": wish, "prompt": text}
         if state != "cold":
             first = {**body, "prompt": text if state == "again" else f"{text[:-1000]}\nWhat is the price of the tent?"}
@@ -169,7 +168,6 @@ async def test_of_a_raw_prompt_what_is_asked_for_stays(app, state):
         # Late units stand before the question, and that may be among the last tokens.
         assert has_ends(found, wish["protect_last"] if state == "cold" else 1)
         assert text.rsplit("\n", 1)[1] in found.read
-        assert text[start : start + 300] in found.read
         assert app.tokenizer.decode(found.whole[700:760]) in found.read
         assert found.kept.size < 0.9 * found.whole.size
 

@@ -291,7 +291,6 @@ async def test_the_header_of_the_options_acts(client, pools):
                 "lossy": "refuse",
                 "min_prompt_tokens": 5,
                 "protected_spans": [[0, 1]],
-                "keep_ranges": [[0, 1, "always"]],
                 "explain_text": True,
                 "reuse": "on",
                 "keep_by_role": {"user": 0.5},

@@ -158,19 +158,6 @@ async def test_schemas_calls_and_question_are_kept(tools_app, results, path):
         assert_structure_is_kept(torn, prompt)
 
 
-async def test_character_ranges_keep_the_structure_of_a_raw_prompt(tools_app, results):
-    chat = await ask(tools_app, CHAT, tool_body(CHAT, results))
-    prompt = tools_app.tokenizer.decode(chat.select.token_ids)
-    places = [prompt.index(result) for result in results]
-    edges = [0, *(edge for at, text in zip(places, results, strict=True) for edge in (at, at + len(text))), len(prompt)]
-    ranges = [[start, end, "always"] for start, end in zip(edges[::2], edges[1::2], strict=True)]
-    ranges[1:1] = [[edges[1], edges[2], 0.5]]
-    body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 4}
-    asked = await ask(tools_app, COMPLETIONS, body, keep_ranges=ranges)
-    assert_structure_is_kept(asked, prompt)
-    assert asked.select.layout.rates.tolist() == [0.5]
-
-
 @pytest.mark.parametrize("keep", ["always", 0.4, "auto"])
 async def test_the_keep_of_a_message_is_the_same_on_every_endpoint(tools_app, results, keep):
     """A tool result on its own: `keep` is taken out of the body, and the prompt is that without it."""
@@ -278,7 +265,7 @@ INPUT_TEXT = {"type": "input_text", "text": "x"}
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}, "keep": 0.5}
 USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}, "keep": 0.5}
 CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}", "keep": 0.5}
-ROLES, RANGES = "speculative_prefill.keep_by_role", "speculative_prefill.keep_ranges"
+ROLES = "speculative_prefill.keep_by_role"
 
 
 @pytest.mark.parametrize(
@@ -299,10 +286,6 @@ ROLES, RANGES = "speculative_prefill.keep_by_role", "speculative_prefill.keep_ra
         (CHAT, f"{ROLES}.tool", {"speculative_prefill": {"keep_by_role": {"tool": 1.5}}}),
         (CHAT, "speculative_prefill.protect_tools", {"speculative_prefill": {"protect_tools": "Read"}}),
         (CHAT, "speculative_prefill.keep_short", {"speculative_prefill": {"keep_short": -1}}),
-        (CHAT, RANGES, {"speculative_prefill": {"keep_ranges": [[0, 1, 0.5]]}}),
-        (COMPLETIONS, f"{RANGES}.0", {"speculative_prefill": {"keep_ranges": [[1, 1, 0.5]]}}),
-        (COMPLETIONS, RANGES, {"speculative_prefill": {"keep_ranges": [[0, 900, 0.5]]}}),
-        (COMPLETIONS, RANGES, {"prompt": [40, 41], "speculative_prefill": {"keep_ranges": [[0, 1, 0.5]]}}),
     ],
 )
 async def test_a_wrong_keep_is_refused_by_its_name(tools_app, path, name, body):
