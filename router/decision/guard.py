@@ -29,6 +29,7 @@ from router.decision.rules import Decision
 from router.decision.whole_text import whole_text_score
 from router.options.request import PrefillOptions
 from router.prompt.task.options import without_options
+from router.prompt.task.words import asks
 
 Verdict = Literal["compressed", "more", "dense"]
 
@@ -94,8 +95,16 @@ QUESTIONS = (
 """Documented in docs/options.md. The first kind that matches counts, and the classifier counts before one
 of verdict `more`."""
 
-WHOLE_TEXT = QuestionKind("whole-text", "dense")
-"""What no pattern but the classifier knows."""
+WHOLE_TEXT = QuestionKind(
+    "whole-text",
+    "dense",
+    (
+        r"\btl;?dr\b",
+        r"(?:^|[.!?\n][ \t]*)(?:summary|abstract|zusammenfassung|résumé|resumen|resumo|riassunto|samenvatting)[\s:]*$",
+        r"(?:摘要|总结|總結|要約|요약)[\s:\x{ff1a}]*$",
+    ),
+)
+"""What the classifier knows, and short words for it."""
 
 
 _REFUSED = re2.compile(r"(?i)(?:not|n't) (?:quote|repeat|copy|reproduce|transcribe|recite)\b")
@@ -107,9 +116,16 @@ def task_kind(task: str) -> QuestionKind | None:
     task = without_options(task)
     asked = _REFUSED.sub("", task)
     kind = next((kind for kind in QUESTIONS if kind.matches(asked)), None)
-    if (kind is None or kind.verdict != "dense") and whole_text_score(task) > 0:
+    if (kind is None or kind.verdict != "dense") and (WHOLE_TEXT.matches(task) or _needs_whole_text(task)):
         return WHOLE_TEXT
     return kind
+
+
+def _needs_whole_text(task: str) -> bool:
+    """As the classifier says of the task, or of a request before the colon of a line, which has the text behind it."""
+    clauses = (line.partition(":")[0] for line in task.replace("\uff1a", ":").split("\n"))
+    requests = "\n".join(clause for clause in clauses if asks(clause, 0, len(clause)))
+    return max(whole_text_score(task), whole_text_score(requests)) > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import re2
 
 from router.prompt.markers import CharSpan
 from router.prompt.task.options import options_of
-from router.prompt.task.words import asks, has_mark, marks_of
+from router.prompt.task.words import asks, belongs_to_earlier, has_mark, marks_of
 
 SHORT_TEXT = 2048
 """A text of at most so many bytes is speech as a whole. Bytes of UTF-8 follow the number of tokens in most scripts
@@ -31,6 +31,9 @@ _BORDER = re2.compile(
 _BULLETS = "-*+\u2022"
 _DEEPEST_ITEM = 64
 """Characters before the text of an item."""
+STOPS = ".!\u0964\u06d4\u3002\uff01"
+"""Ends of sentences that ask nothing."""
+_CLAUSE_END = re2.compile(r":[\s\pZ]|\x{ff1a}")
 _SENTENCE_END = re2.compile(
     r"[.!?\x{61f}\x{964}\x{6d4}][\"')\]\x{201d}\x{2019}]{0,2}[ \t]+|[\x{3002}\x{ff01}\x{ff1f}]|\n"
 )
@@ -96,6 +99,11 @@ def is_task(text: str, start: int, end: int) -> bool:
     return has_mark(text, start, end) or (says_something(text, start, end) and asks(text, start, end))
 
 
+def can_be_task(text: str, start: int, end: int) -> bool:
+    """Whether a text that is no task by itself can be one where there is no other."""
+    return says_something(text, start, end) or (asks(text, start, end) and not belongs_to_earlier(text, start, end))
+
+
 def says_something(text: str, start: int, end: int) -> bool:
     """Whether a text has letters for a task."""
     left = FEW_LETTERS
@@ -113,6 +121,12 @@ def is_item(text: str, start: int, end: int) -> bool:
     number = sign[:-1].removeprefix("(")
     is_number = sign[-1:] in (".", ")") and len(number) in (1, 2) and number.isascii() and number.isalnum()
     return bool(space) and (is_number or (len(sign) == 1 and sign in _BULLETS))
+
+
+def first_clause_end(text: str, start: int, end: int) -> int:
+    """Where the clause ends that announces what follows, behind a colon; `start` without one."""
+    match = _CLAUSE_END.search(text[start : min(end, start + BRIEF)])
+    return start + match.end() if match else start
 
 
 def sentence_ends(text: str, start: int, end: int) -> list[int]:

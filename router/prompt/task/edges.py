@@ -15,18 +15,20 @@ from router.prompt.task.blocks import (
     BRIEF,
     SHORT_BLOCK,
     SHORT_TEXT,
+    STOPS,
     Block,
     blocks_of,
+    can_be_task,
+    first_clause_end,
     first_line_end,
     is_item,
-    is_task,
     says_something,
     sentence_ends,
     size_of,
     trimmed,
 )
 from router.prompt.task.options import options_of
-from router.prompt.task.words import asks_surely, has_mark, marks_of
+from router.prompt.task.words import asks, asks_surely, has_mark, marks_of
 
 EDGE = 4096
 """So many bytes of speech are looked for at each end of a long text."""
@@ -183,19 +185,31 @@ def _last_lines(text: str, block: Block) -> Iterator[Block]:
 
 
 def _edge_of(text: str, block: Block, *, at_end: bool) -> Iterator[Block]:
-    """Of a long block: the first or last lines if they are short, else the first or last sentences that ask."""
+    """Of a long block: the first or last lines if they are short, else its first or last sentences, if they ask or if
+    no full stop ends them."""
     lines = _lines_of(text, block, at_end=at_end)
     if len(lines) > 1 and lines[0].size <= SHORT_BLOCK:
         for line in _edge_lines(text, lines, at_end=at_end):
-            yield replace(line, is_piece=True)
+            is_request = not line.asks and asks(text, line.start, line.end)
+            yield replace(line, is_piece=True, is_brief=is_request)
         return
     first = max(block.start, block.end - SHORT_BLOCK) if at_end else block.start
     last = block.end if at_end else min(block.end, block.start + SHORT_BLOCK)
-    ends = [end for end in sentence_ends(text, first, last) if end < last]
-    borders = [*ends[-2:], block.end] if at_end else [block.start, *ends[:2]]
+    clause = block.start if at_end else first_clause_end(text, block.start, last)
+    if not can_be_task(text, block.start, clause):
+        clause = block.start
+    ends = [end for end in sentence_ends(text, max(first, clause), last) if end < last]
+    if at_end:
+        borders = [*(ends[-2:] or [max(first, block.end - BRIEF)]), block.end]
+    else:
+        borders = [block.start, *[clause] * (clause > block.start), *(ends[:2] or [min(last, clause + BRIEF)])]
     for start, end in pairwise(borders):
-        if has_mark(text, start, end) or (at_end and end == block.end and is_task(text, start, end)):
-            yield Block(start, end, size_of(text, start, end), True, is_piece=True)
+        if (piece := trimmed(text, start, end)) is None:
+            continue
+        at_edge = end == block.end if at_end else start == block.start
+        is_open = end == clause or (at_end and at_edge and start in ends and text[end - 1] not in STOPS)
+        if piece.asks or (is_open and piece.size <= BRIEF) or (at_edge and asks(text, start, end)):
+            yield replace(piece, is_piece=True, is_brief=not piece.asks)
 
 
 def _lines_of(text: str, block: Block, *, at_end: bool) -> list[Block]:

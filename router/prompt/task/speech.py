@@ -21,13 +21,13 @@ from router.prompt.task.blocks import (
     Block,
     asking_part,
     blocks_of,
-    says_something,
+    can_be_task,
     size_of,
 )
 from router.prompt.task.edges import speech_of_long
 from router.prompt.task.own_questions import own_questions
 from router.prompt.task.regions import Region, envelope, regions_of
-from router.prompt.task.words import PERSONA, RULES_NAME, TASK_NAME, asks_surely, has_mark, is_labelled
+from router.prompt.task.words import PERSONA, RULES_NAME, TASK_NAME, asks, asks_surely, has_mark, is_labelled
 
 SHORT_REGION = 1024
 """Regions of one name are material if they have more bytes than this together."""
@@ -176,7 +176,7 @@ def _speech(text: str, spans: list[CharSpan], preferred: Sequence[Block], blocks
     """blocks: of all speech, in any order. preferred: those among which a task is looked for that asks nothing. Of the
     edges of a long text, those that are brief: others may belong to it."""
     tasks = [block for block in blocks if block.asks]
-    asks = bool(tasks)
+    found = bool(tasks)
     last = max((block.end for block in blocks), default=0)
     sure = any(
         not block.at_edge
@@ -185,12 +185,13 @@ def _speech(text: str, spans: list[CharSpan], preferred: Sequence[Block], blocks
         for block in tasks
     )
     if not sure:
-        saying = [block for block in preferred if says_something(text, block.start, block.end)]
-        tasks += [block for block in saying if block.is_brief] if tasks else [*saying[:1], *saying[1:][-2:]]
+        saying = [block for block in preferred if can_be_task(text, block.start, block.end)]
+        few = [one for one in saying if one.is_brief and (not one.is_piece or asks(text, one.start, one.end))]
+        tasks += few if tasks else [*saying[:1], *saying[1:][-2:]]
     apart = merged([asking_part(text, block) for block in tasks], gap=0)
     whole = merged(spans)
     blank = [(end, start) for (_, end), (start, _) in pairwise(whole) if not text[end:start].strip()]
-    return Speech(merged([*whole, *blank]), _at_most(apart), asks, sure)
+    return Speech(merged([*whole, *blank]), _at_most(apart), found, sure)
 
 
 def _at_most(tasks: list[CharSpan]) -> list[CharSpan]:

@@ -39,7 +39,9 @@ _LABEL = (
 )
 _VERBS = (
     "please|kindly|tell|find|give|list|name|explain|describe|summari[sz]e|translate|rewrite|rephrase|write|answer|identify"
-    "|extract|compare|classify|label|fix|add|change|implement|refactor|remove|update|create|generate|show|return|quote"
+    "|extract|tl;?dr|sum up|correct|shorten|simplify|paraphrase|condense|outline|redact|anonymi[sz]e|improve"
+    "|evaluate|locate"
+    "|compare|classify|label|fix|add|change|implement|refactor|remove|update|create|generate|show|return|quote"
     "|count|decide|check|review|determine|convert|complete|continue|proofread|analy[sz]e|use|using|based on|given the"
     "|look up|read|look|say|work out|solve|estimate|calculate|compute|provide|act as"
     "|i want|i need|i(?:'d| would) like|you are|you must|you should|do not|don't|can you|could you|would you"
@@ -50,6 +52,12 @@ _VERBS = (
     "|geef|vind|beantwoord|vertaal|podaj|znajdź|wyjaśnij|odpowiedz|przetłumacz|lütfen|bul|açıkla|özetle"
     "|найди|скажи|объясни|ответь|назови|переведи"
 )
+_GOES_ON = (
+    "answer|respond|reply|continue|go on|proceed|explain|tell me|show|use|read|look|say"
+    "|antworte|beantworte|responde|explica|réponds|répondez|rispondi|beantwoord|odpowiedz|ответь"
+    "|回答|继续|繼續|続けて|계속|다음"
+)
+"""Short requests that begin so belong to an earlier task."""
 _UNSPACED = "请|請|根据|回答|找出|告诉|告訴|翻译|总结|把|什么|谁|哪|为什么|教えて|다음"
 _ASKING = (
     "what|which|who|whom|whose|where|when|why|how|wer|wie|wo|wann|warum|welche[rsnm]?|qué|quién|cuál(?:es)?|dónde|cuándo"
@@ -67,6 +75,10 @@ _BEGINS = re2.compile(
     rf"(?:(?:{_VERBS})(?:{_NO_WORD}|$)"
     rf"|(?:{_ASKING})(?:(?:[^\pL\pN_.。!！;][^.。!！;]*)?$|[ ](?:{_AUXILIARY})[^\pL\pN_.!;][^.!;]*\.$))"
     rf"|(?:{_UNSPACED}))"
+)
+_EARLIER = re2.compile(
+    rf"(?i){_BEFORE}(?:(?:please|kindly|bitte|por favor|请|請){_NO_WORD}*)?(?:{_GOES_ON})"
+    rf"(?:{_NO_WORD}+[\pL\pN_]+)?{_NO_WORD}*$"
 )
 _ENDS = re2.compile(r"(?:か|ください|십시오|세요|吗|呢)[。.!！\s]{0,4}$")
 _FIRST, _LAST = 96, 16
@@ -92,6 +104,11 @@ def asks_surely(text: str, start: int, end: int) -> bool:
 def is_labelled(text: str, start: int, end: int) -> bool:
     """Whether a block begins with a label such as "Question:"."""
     return bool(_LABELLED.match(text[start : min(end, start + _FIRST)]))
+
+
+def belongs_to_earlier(text: str, start: int, end: int) -> bool:
+    """Whether a request of few letters says how to go on, such as "Continue." or "Answer:"."""
+    return is_labelled(text, start, end) or bool(_EARLIER.match(text[start:end]))
 
 
 def asks(text: str, start: int, end: int) -> bool:

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from evals.tasks.forms import FORMS, LANGUAGES, form_prompts
+from router.decision.guard import task_kind
 from router.prompt.task.speech import MOST_TASKS, Turn, find_speech, speech_of_turns
-from router.prompt.task.words import asks
+from router.prompt.task.words import asks, has_mark
 
 PROMPTS = list(form_prompts(130, seed=1))
 
@@ -299,6 +300,49 @@ def test_of_a_long_paragraph_only_the_sentences_around_a_question_are_the_task(q
     text = question.format(first=first)
     _, tasks = speech_of(f"{text}\n\n{PARAGRAPHS}" if text.startswith(TASK) else f"{PARAGRAPHS}\n\n{text}")
     assert [TASK in task and len(task) < 80 for task in tasks] == [True]
+
+
+ON_ITS_LINE = (
+    "Summarize the following text: {text}",
+    "Rewrite this in simpler words. {text}",
+    "Proofread this: {text}",
+    "I have a long report. Please translate it into plain German: {text}",
+    "\u8bf7\u603b\u7ed3\u4ee5\u4e0b\u5185\u5bb9\uff1a{text}",
+    "Streszczenie poni\u017cszego tekstu: {text}",
+    "{text} TL;DR",
+    "{text} Translate to German",
+    "{text} Summarize this.",
+    "{text}\nSummarize this.",
+    "{text}\n\nTL;DR",
+)
+
+
+@pytest.mark.parametrize("form", ON_ITS_LINE)
+def test_an_instruction_on_the_line_of_the_text_is_the_task(form):
+    """And the guard sees it."""
+    line = PARAGRAPHS.replace("\n\n", " ")
+    asked = form.replace("{text}", "").strip()
+    spans, tasks = speech_of(form.format(text=line))
+    assert tasks == [asked]
+    assert len(spans) <= len(asked) + 1
+    assert task_kind(tasks[0]).verdict == "dense"
+    assert speech_of(line) == ("", []), "the control: a line that asks nothing"
+
+
+@pytest.mark.parametrize("last", ["Continue.", "Thanks!", "Please go on.", "Answer:"])
+def test_what_belongs_to_an_earlier_task_is_none(last):
+    _, tasks = speech_of(f"{PARAGRAPHS.replace(chr(10) * 2, ' ')}\n\n{last}")
+    assert tasks == []
+
+
+@pytest.mark.parametrize("mark", ["?", "\uff1f", "\u061f", "\u055e", "\u1367", "\u037e"])
+def test_question_marks_of_all_scripts(mark):
+    asked = f"\u039a\u03b1\u03b9 \u03c0\u03cc\u03c3\u03bf{mark}"
+    assert [has_mark(text, 0, len(text)) for text in (asked, "\u03c0\u03cc\u03c3\u03bf;", "no; yes")] == [
+        True,
+        True,
+        False,
+    ]
 
 
 LINES_ALONE = PARAGRAPHS.replace("\n\n", " ").replace(". ", ".\n")
