@@ -4,7 +4,7 @@ A flag is the target's and the endpoint's, as vLLM has it; `--speculator.FLAG` i
 """
 
 import os
-import re
+import re  # noqa: TID251  an operator's flags
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any

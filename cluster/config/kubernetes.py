@@ -1,7 +1,7 @@
 """The `kubernetes:` section of a config: settings of the Kubernetes objects."""
 
 import posixpath
-import re
+import re  # noqa: TID251  a deployment file
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit

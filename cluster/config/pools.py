@@ -1,6 +1,6 @@
 """The settings of one pool: its model and engine, the size of a replica, and the number of replicas."""
 
-import re
+import re  # noqa: TID251  a deployment file
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self

@@ -1,6 +1,6 @@
 """A whole config as YAML: every default filled in, what each setting means beside it, and no secrets."""
 
-import re
+import re  # noqa: TID251  names of settings
 from collections.abc import Iterator
 from typing import Any
 

@@ -6,7 +6,7 @@ page's script shows it as text. Characters that would be invisible or change the
 
 import html
 import json
-import re
+import re  # noqa: TID251  one class of characters
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import pairwise

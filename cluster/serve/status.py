@@ -1,6 +1,6 @@
 """The state of a running deployment: one line per part, with the reason if it is down."""
 
-import re
+import re  # noqa: TID251  messages of engines and of Serve
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -5,7 +5,7 @@ too: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT, HF_HUB_DISABLE_PROGRESS_BAR
 """
 
 import os
-import re
+import re  # noqa: TID251  names of models in settings
 from functools import partial
 from pathlib import Path
 from typing import Any
