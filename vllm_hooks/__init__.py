@@ -1,4 +1,4 @@
-"""What both services do to vLLM: restored positions, position-aware block hashes, partial blocks, engine start.
+"""What both services do to vLLM: restored positions, position-aware block hashes, engine start.
 
 Lives here: hooks into vLLM that the speculator and the target share, and the adapters, which the router checks before a
 start. Not here: hooks of one service alone.

@@ -7,9 +7,7 @@ its plain key. So a kept prompt and a plain prompt share the blocks before the f
 
 from typing import Any
 
-import numpy as np
-
-from kv_transfer.position_map import Int64Array, PositionMap, position_map
+from kv_transfer.position_map import PositionMap, position_map
 from skim_common.symbols import Hook
 
 HOOK = Hook(
@@ -53,16 +51,6 @@ def hash_positions() -> None:
     extra_keys.hashes_positions = True  # type: ignore[attr-defined]
     kv_cache_utils.generate_block_hash_extra_keys = extra_keys
     block_pool.generate_block_hash_extra_keys = extra_keys
-
-
-def position_keys(request: Any, start: int, end: int) -> Int64Array:
-    """What distinguishes other KV of the same tokens, int64 [end - start]: for each slot in [start, end), its original
-    position minus the slot, mixed with the prompt's tag if that is not 0. Zeros for a plain request."""
-    keys = np.zeros(end - start, np.int64)
-    if restored := _map_of(request):
-        restored.fill(keys, start)
-        keys[keys != 0] ^= int.from_bytes(restored.tag[:7], "little")
-    return keys
 
 
 def _map_of(request: Any) -> PositionMap | None:

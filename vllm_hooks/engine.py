@@ -15,8 +15,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from skim_common.errors import ModelError, SkimError
 from skim_common.symbols import VLLM, Hook, symbols_of
 from skim_common.validation import sentence
-from vllm_hooks import block_hash, partial_blocks, positions_v1, positions_v2
-from vllm_hooks.partial_blocks import remembers_partial_blocks
+from vllm_hooks import block_hash, positions_v1, positions_v2
 from vllm_hooks.start_up import cpu_processes, first_exception, start_up_environment
 
 OWN_OPTIONS = ("model", "tokenizer", "tensor_parallel_size", "worker_cls", "scheduler_cls")
@@ -52,7 +51,7 @@ HOOK = Hook(
         ("vllm.v1.worker.gpu_worker", "Worker.load_model", "self load_dummy_weights"),
     ),
 )
-SHARED = (HOOK, block_hash.HOOK, partial_blocks.HOOK, positions_v1.HOOK, positions_v2.HOOK)
+SHARED = (HOOK, block_hash.HOOK, positions_v1.HOOK, positions_v2.HOOK)
 """The hooks that every engine needs."""
 
 
@@ -114,7 +113,6 @@ def start(config: VllmConfig, failure: str, hooks: Iterable[Hook], **arguments: 
     the model; SkimError that begins with `failure` for every other cause.
     """
     check_connector(config)
-    remembers_partial_blocks(config)
     VLLM.check(symbols_of((*SHARED, *hooks), v2=config.use_v2_model_runner))
     if current_platform.is_cpu() and config.model_config.use_mla:
         # vLLM's CPU operator is wrong for queries of shape [tokens, heads, size], as in MLA layers.

@@ -100,15 +100,15 @@ SETTLE_S = 1.2
 TELL_CACHED = {"enable_prompt_tokens_details": True}
 """Option of vLLM's HTTP app: usage tells the prompt tokens that came from the prefix cache."""
 
-# Tokens per block: the defaults of vLLM on CPU and of Skim's speculator.
-BLOCK_SIZES = {"target": 128, "speculator": 32}
+STOCK_BLOCK, BLOCK = 128, 32
+"""Tokens per block: the defaults of vLLM and of Skim on CPU."""
 
 
 def engine_options(
     max_model_len: int,
     kv_tokens: int | None = None,
     *,
-    block_size: int = BLOCK_SIZES["target"],
+    block_size: int = STOCK_BLOCK,
     dtype: str = "float32",
     chunk_tokens: int = 2048,
 ) -> dict[str, Any]:
@@ -178,10 +178,8 @@ def skim_config(
         }
         for pool in ("target", "speculator")
     }
-    of_target = engine_options(max_model_len, kv_tokens, dtype=dtype)
-    of_speculator = engine_options(
-        max_model_len, speculator_kv_tokens or kv_tokens, block_size=BLOCK_SIZES["speculator"], dtype=dtype
-    )
+    of_target = engine_options(max_model_len, kv_tokens, block_size=BLOCK, dtype=dtype)
+    of_speculator = engine_options(max_model_len, speculator_kv_tokens or kv_tokens, block_size=BLOCK, dtype=dtype)
     if head_profile:
         of_speculator["head_profile"] = str(head_profile)
     return DeploymentConfig.model_validate(

@@ -1,7 +1,7 @@
 """The hooks into vLLM that only the speculator has, with the private methods that it calls.
 
-Here and not beside the code, which the front process does not import. The hooks of restored positions, block hashes and
-partial blocks are in `vllm_hooks`.
+Here and not beside the code, which the front process does not import. The hooks of restored positions and block hashes
+are in `vllm_hooks`.
 """
 
 from skim_common.symbols import Hook

@@ -7,16 +7,16 @@ with every drafting method, and give a seeded request without drafts the same st
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from target_service.drafting.settings import max_drafts, may_draft
 from target_service.vllm_backend.continued_answers import ContinuedAnswers
 from target_service.vllm_backend.speculation.draft_report import REPORT, DraftReport
 from vllm_hooks.block_hash import PositionHashing
-from vllm_hooks.partial_blocks import PartialBlockScheduler
 
 
-class TargetScheduler(ContinuedAnswers, PositionHashing, PartialBlockScheduler):
-    """vLLM's scheduler with these changes, and with partial blocks."""
+class TargetScheduler(ContinuedAnswers, PositionHashing, Scheduler):
+    """vLLM's scheduler with these changes."""
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         super().update_draft_token_ids(draft_token_ids)

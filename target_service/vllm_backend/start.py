@@ -67,12 +67,15 @@ def start_engine(
     check_options("target", options)
     refusal = f"the target engine cannot run {model} with these options"
     ours = {"model": model, "tensor_parallel_size": tensor_parallel, "worker_cls": worker_cls}
+    if current_platform.is_cpu():
+        # With vLLM's 128, a later turn would read up to 127 tokens again. Its CPU attention needs multiples of 32.
+        ours["block_size"] = 32
     method = (options.get("speculative_config") or {}).get("method")
     if method in NEEDS_A_GPU and current_platform.is_cpu():
         raise SkimError(f"{refusal}: decode method {method} needs a GPU, and there is none; choose another method")
     remote = method == "custom_class"
     with remote_drafts_config() if remote else nullcontext():
-        config = engine_config(refusal, **ours, **options)
+        config = engine_config(refusal, **{**ours, **options})
     if config.speculative_config and not config.use_v2_model_runner and (stages := _stages(config)) > 1:
         raise SkimError(
             f"{refusal}: with pipeline_parallel {stages} vLLM drafts only in its V2 model runner, which does not run"

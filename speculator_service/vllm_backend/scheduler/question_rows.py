@@ -6,13 +6,13 @@ the first of the tokens whose queries are needed. Depends on `Scheduler._get_loc
 """
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG
-from vllm_hooks.partial_blocks import PartialBlockScheduler
 
 
-class QuestionRowScheduler(PartialBlockScheduler):
+class QuestionRowScheduler(Scheduler):
     """Caps the prefix-cache hit of a scored request before its question."""
 
     def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
@@ -24,12 +24,9 @@ class QuestionRowScheduler(PartialBlockScheduler):
             # A hit ends where a state was cached.
             found, count, _ = self.kv_cache_manager.coordinator.find_longest_cache_hit(request.block_hashes, first)
             return self.kv_cache_manager.create_kv_cache_blocks(found), count, boundary, diverged
-        # vLLM copies a block that is used in part; as partial blocks, this needs room for the copy. A block in use may
-        # have its hash already and be computed in this step only, after the copy.
-        if not (self._remembers and self._has_room(request)) or blocks.blocks[0][first // self.block_size].ref_cnt:
-            first -= first % self.block_size
-        within = -(-first // self.block_size)
-        return KVCacheBlocks(tuple(group[:within] for group in blocks.blocks)), first, boundary, diverged
+        whole = first // self.block_size
+        cached = KVCacheBlocks(tuple(group[:whole] for group in blocks.blocks))
+        return cached, whole * self.block_size, boundary, diverged
 
 
 def _first_row(request: Request) -> int | None:

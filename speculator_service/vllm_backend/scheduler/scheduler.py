@@ -1,9 +1,8 @@
 """The speculator's scheduler with all its mixins. It also returns the scores to the engine's front process.
 
 Drafts and prompts share time (`time_slicing`). Drafting rounds that are sent together run together (`gang`). A request
-decodes several tokens in one engine step (`multi_step`). A part of a cached block is found too
-(`vllm_hooks.partial_blocks`). The tokens of a question are computed although they are cached, if their queries are
-needed (`question_rows`).
+decodes several tokens in one engine step (`multi_step`). The tokens of a question
+are computed although they are cached, if their queries are needed (`question_rows`).
 
 The worker sets the attribute `SCORES` of `ModelRunnerOutput`, a dict request id -> payload. The scheduler copies each
 payload to `EngineCoreOutput.kv_transfer_params`, and vLLM delivers it as `RequestOutput.kv_transfer_params`.

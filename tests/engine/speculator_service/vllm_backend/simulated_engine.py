@@ -73,7 +73,7 @@ class SimulatedEngine:
         )
         self.wrong_reads = self.most_running = self.tokens_read = self.steps = 0
         # Requests that ended while the model ran; steps in which a request had no block for a further token.
-        self.aborted_in_flight = self.fell_behind = self.preempted = self.copied = 0
+        self.aborted_in_flight = self.fell_behind = self.preempted = 0
         self._slots, self._states, self._done, self._cached, self._tokens, self._blocks = {}, {}, {}, {}, {}, {}
         self._arrivals = itertools.count()
         self._pump = None
@@ -151,10 +151,6 @@ class SimulatedEngine:
 
     def _execute(self, step):
         """The worker's step. It knows only the scheduler's output (new tokens, block ids) and its own samples."""
-        for source, copy in step.kv_cache_block_copies or ():
-            self.copied += 1
-            for i in range(self._size):
-                self._slots[copy * self._size + i] = self._slots.get(source * self._size + i)
         starts = {}
         for new in step.scheduled_new_reqs:
             self._cached.setdefault(new.req_id, new.num_computed_tokens)

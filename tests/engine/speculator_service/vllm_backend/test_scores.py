@@ -14,7 +14,6 @@ from skim_common.errors import InvalidRequestError
 from speculator_service.vllm_backend.capture import key_reader
 from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, TOLERANCE
 from tests.reference.models import random_prompt
-from vllm_hooks.partial_blocks import remembers_partial_blocks
 
 # They share an engine, so also its event loop.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -96,10 +95,9 @@ async def test_a_cached_prefix_changes_nothing(rig):
         before = (await rig.engine.worker_stats())[0]["cached_tokens"]
         assert await rig.errors([case]) <= [TOLERANCE]
         spared.append((await rig.engine.worker_stats())[0]["cached_tokens"] - before)
-    # First without a cache, then all but the last token (without partial blocks: but its block), then the shared part.
-    config = rig.engine._engine.vllm_config
-    last = 1 if remembers_partial_blocks(config) else config.cache_config.block_size
-    assert spared == [0, 640 - last, 640]
+    # First without a cache, then all but the last block, then the shared part.
+    block = rig.engine._engine.vllm_config.cache_config.block_size
+    assert spared == [0, 640 - block, 640]
 
 
 async def test_an_end_stops_the_look_ahead(rig):

@@ -19,7 +19,7 @@ def start(tmp_path_factory):
 
 
 async def rounds_beside_a_prompt(engine, turns):
-    """The number of rounds until a prompt of four chunks is read, and how much of it was read at the first round.
+    """What the rounds read until a prompt of four chunks is read, and how much of it was read at the first round.
 
     Time is counted in tokens read.
     """
@@ -40,15 +40,15 @@ async def rounds_beside_a_prompt(engine, turns):
 
     # Several sessions, so that one is always waiting.
     await asyncio.gather(*(draft() for _ in range(SLOTS - 1)))
-    return len(ends), ends[0]
+    return simulated.tokens_read - began - prompt.size, ends[0]
 
 
 async def test_a_draft_does_not_wait_for_a_prompt_nor_a_prompt_for_ever(start):
     engine = start()
     rounds, first = await rounds_beside_a_prompt(engine, TimeSlices)
     assert first < 3 * 256  # one chunk before the round, and one while its answer is sent
-    # A round reads a token and 3 drafts. The rounds take as much time as the prompt.
-    assert 0.5 * 1000 < rounds * 4 < 1.5 * 1000
+    # The rounds take as much time as the prompt.
+    assert 0.5 * 1000 < rounds < 1.5 * 1000
     assert engine._engine.wrong_reads == engine._engine.referenced_blocks == 0
     engine.close()
 
@@ -60,7 +60,7 @@ async def test_control_without_turns_a_draft_waits_for_the_whole_prompt(start):
 
     engine = start()
     rounds, first = await rounds_beside_a_prompt(engine, NoTurns)
-    assert rounds <= SLOTS
+    assert rounds <= SLOTS * 20  # one round each
     assert first >= 1000
     engine.close()
 

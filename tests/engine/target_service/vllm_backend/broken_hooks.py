@@ -4,30 +4,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.v1.request import Request
 
 from kv_transfer.position_map import PositionMap
 from target_service.vllm_backend import scheduler
 from target_service.vllm_backend.engine import VllmTarget
 from target_service.vllm_backend.worker import TargetWorker
 from vllm_hooks import positions_v1, positions_v2
-from vllm_hooks.partial_blocks import PartialBlockScheduler
 
 
 class BreakableWorker(TargetWorker):
     """A worker whose hooks a test can break and repair."""
-
-    def remember_more(self, tokens: int) -> None:
-        """The scheduler remembers so many tokens more than were computed. It runs in this process: one rank only."""
-
-        def remember(own: PartialBlockScheduler, request: Request) -> None:
-            computed, blocks = request.num_computed_tokens, own.kv_cache_manager.get_blocks(request.request_id)
-            request.num_computed_tokens = min(computed + tokens, own.block_size * len(blocks.blocks[0]))
-            self._right_remember(own, request)
-            request.num_computed_tokens = computed
-
-        self._right_remember = getattr(self, "_right_remember", PartialBlockScheduler._remember)
-        PartialBlockScheduler._remember = remember
 
     def keep_padding(self, keep: bool) -> None:
         """The scheduler, which runs in this process, leaves the padding of seeded requests as it is."""

@@ -7,10 +7,8 @@ import numpy as np
 
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
 from target_service.engine import TargetEngine
-from target_service.vllm_backend.engine import VllmTarget
 from tests.reference.generation_oracle import GenerationOracle, joined
 from tests.reference.models import Family, build_model, random_prompt
-from vllm_hooks.partial_blocks import remembers_partial_blocks
 
 VOCABULARY = 724
 """Ids that the tokenizer of the random checkpoints knows; models with more would sample some that cannot be sent."""
@@ -52,10 +50,9 @@ def dense_prompt(length: int, *, seed: int = 0) -> KeptPrompt:
     return KeptPrompt.dense(random_prompt(length, seed=seed, vocab_size=VOCABULARY))
 
 
-def cached_tokens(engine: VllmTarget, *tokens: int) -> list[int]:
-    """How many of so many equal tokens are found: all, or whole blocks of 32 by an engine without partial blocks."""
-    partial = remembers_partial_blocks(engine._engine.vllm_config)
-    return [n if partial else n // 32 * 32 for n in tokens]
+def cached_tokens(*tokens: int) -> list[int]:
+    """How many of so many equal tokens are found: whole blocks of 32."""
+    return [n // 32 * 32 for n in tokens]
 
 
 async def collect(engine: TargetEngine, prompt: KeptPrompt, name: str = "r", **sampling: Any) -> list[GenerateOutput]:

@@ -40,7 +40,7 @@ async def second_turns(
         wrong_tokens += oracle.wrong_tokens(turn, joined(outputs)[0])
         # All but the answer's last token, whose KV nobody needed. A stop token may be an accepted draft with KV.
         most = case.prompt.token_ids.size + len(answer)
-        assert outputs[0].cached_tokens in (*cached_tokens(engine, most - 1, most), most)
+        assert outputs[0].cached_tokens in cached_tokens(most - 1, most)
     return wrong_tokens
 
 
@@ -62,4 +62,4 @@ async def assert_appended_is_right(engine: TargetEngine, oracle: GenerationOracl
         assert oracle.largest_difference(prompt, tokens, logprobs) <= TOLERANCE
         cached.append(outputs[0].cached_tokens)
     # What stands before the chunk, and before the answer's last token.
-    assert cached == cached_tokens(engine, 392, 463)
+    assert cached == cached_tokens(392, 463)

@@ -74,7 +74,7 @@ async def test_no_adapter_has_the_kv_of_another(engine):
     prompt = kept_prompt(1000, 320, seed=3)
     for name in (None, "sql", "legal"):
         first, again = [(await answer(engine, prompt, name, max_tokens=1))[-1].cached_tokens for _ in range(2)]
-        assert [first, again] == [0, *cached_tokens(engine, 319)]
+        assert [first, again] == [0, *cached_tokens(319)]
 
 
 async def test_an_answer_is_continued_by_its_adapter(engine, oracles):

@@ -90,7 +90,7 @@ async def test_cached_blocks_are_shared_only_at_equal_positions(engine: VllmTarg
         assert oracle.wrong_tokens(prompt, joined(outputs)[0]) == 0
         cached.append(outputs[0].cached_tokens)
     # The 100 lead-in tokens, and all but the last token, which is always computed.
-    assert cached == [0, 0, *cached_tokens(engine, 100, 399)]
+    assert cached == [0, 0, *cached_tokens(100, 399)]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ async def test_a_whole_prompt_in_another_order_shares_no_block_with_a_plain_one(
         outputs = await collect(engine, prompt, name)
         assert oracle.wrong_tokens(prompt, joined(outputs)[0]) == 0
         cached.append(outputs[0].cached_tokens)
-    assert cached == [0, 0, *cached_tokens(engine, 479)]
+    assert cached == [0, 0, *cached_tokens(479)]
 
 
 async def test_what_is_appended_reuses_the_blocks_of_what_stands(engine: VllmTarget, oracle: GenerationOracle) -> None:
@@ -174,7 +174,7 @@ async def test_other_salts_share_no_cached_blocks(engine: VllmTarget) -> None:
         request = GenerateRequest("salted", prompt, {"max_tokens": 1}, cache_salt=salt)
         outputs = [o async for o in engine.generate(request)]
         cached.append(outputs[0].cached_tokens)
-    assert cached == [0, 0, *cached_tokens(engine, 199)]
+    assert cached == [0, 0, *cached_tokens(199)]
 
 
 async def running_in_core(engine: VllmTarget) -> float:

@@ -37,7 +37,6 @@ from tests.engine.target_service.vllm_backend.second_turns import second_turns
 from tests.reference.drafters import FakeSpeculator, KnowingEngine, knowing, lies
 from tests.reference.generation_oracle import GenerationOracle, joined
 from tests.reference.segments import shuffled
-from vllm_hooks.partial_blocks import remembers_partial_blocks
 
 HOST = "127.0.0.1"
 
@@ -98,19 +97,6 @@ async def test_a_second_turn_reuses_the_answer_and_no_rejected_draft(
 ) -> None:
     oracle = GenerationOracle(model)
     assert await second_turns(engine, oracle, cases[4 + 6 * stopped :][:6], speculator, stopped) == 0
-
-
-async def test_control_a_token_that_was_not_computed_is_seen(
-    engine: BreakableTarget, model: str, cases: list[Case], speculator: FakeSpeculator
-) -> None:
-    """The scheduler remembers one token too many. Its slot holds a rejected draft, or nothing."""
-    if not remembers_partial_blocks(engine._engine.vllm_config):
-        pytest.skip("this engine has no partial blocks")
-    await engine.remember_more(1)
-    try:
-        assert await second_turns(engine, GenerationOracle(model), cases[16:22], speculator, False) > 0
-    finally:
-        await engine.remember_more(0)
 
 
 @pytest.mark.parametrize(

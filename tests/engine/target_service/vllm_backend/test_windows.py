@@ -40,15 +40,6 @@ async def test_windows_count_kept_tokens(engine: VllmTarget, model: str) -> None
     await asyncio.gather(*(assert_right(engine, oracle, p, f"window-{i}") for i, p in enumerate(prompts)))
 
 
-async def test_windows_rule_out_partial_blocks(engine: VllmTarget, model: str) -> None:
-    """A copy would be made in one group of blocks only. The prefix cache finds whole blocks."""
-    prompt, oracle = kept_prompt(900, 300, seed=5), GenerationOracle(model, window_counts="tokens")
-    outputs = [await collect(engine, prompt) for _ in range(2)]
-    assert [o[0].cached_tokens % 32 for o in outputs] == [0, 0]
-    assert outputs[1][0].cached_tokens > 0
-    assert oracle.wrong_tokens(prompt, joined(outputs[1])[0]) == 0
-
-
 async def test_control_windows_that_count_positions_are_seen(engine: VllmTarget, model: str) -> None:
     prompt = kept_prompt(900, 300, seed=1)
     tokens, _, _ = joined(await collect(engine, prompt))
