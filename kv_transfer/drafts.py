@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from kv_transfer.arrays import Float32Array, Int32Array, no_numbers, no_scores
 from kv_transfer.messages import KeptPrompt
-from kv_transfer.options import DraftAhead
 from skim_common.errors import WireError
 
 UNDRAFTED = 2
@@ -46,13 +45,12 @@ class DraftRow:
 class SessionState:
     """A lost session as the target knows it. From it the speculator can draft again, over the kept tokens.
 
-    draft_ahead: the request's option; None means the speculator's default. cache_salt: the request's.
+    cache_salt: the request's.
     """
 
     session: str
     prompt: KeptPrompt
     answer: Int32Array
-    draft_ahead: DraftAhead | None = None
     cache_salt: str | None = None
 
 
@@ -72,8 +70,7 @@ class Draft:
 
     position: number of answer tokens before the first draft (the row's position plus its tokens). tokens: int32 [k],
     k <= K. q_ids, q_probs: [k * m], row-major: the distribution that each draft was sampled from, that is the drafter's
-    top m, renormalised (each row sums to 1); empty for one-hot drafts. ahead: drafting ahead made these drafts before
-    the request came.
+    top m, renormalised (each row sums to 1); empty for one-hot drafts.
     """
 
     session: str
@@ -81,7 +78,6 @@ class Draft:
     tokens: Int32Array
     q_ids: Int32Array = field(default_factory=no_numbers)
     q_probs: Float32Array = field(default_factory=no_scores)
-    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

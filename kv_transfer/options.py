@@ -15,7 +15,6 @@ from pydantic import (
 
 YAML_SWITCH = BeforeValidator(lambda value: ("on" if value else "off") if isinstance(value, bool) else value)
 """YAML reads the words `on` and `off` as booleans."""
-DraftAhead = Literal["off", "chain"]
 OnOff = Annotated[Literal["on", "off"], YAML_SWITCH]
 
 MAX_LOOK_AHEAD = 64
@@ -289,7 +288,6 @@ class DecodeOptions(BaseModel):
         True,
         description="choose the number of drafts from measured acceptance and costs; none if drafts do not pay",
     )
-    draft_ahead: Annotated[DraftAhead, YAML_SWITCH] = Field("chain", description="draft while the target verifies")
     draft_context: Literal["full", "kept"] = Field(
         "kept",
         description="what the drafter reads: what was kept, while the target reads it, or the whole prompt, which it"

@@ -74,14 +74,12 @@ class SpeculatorEngine(Engine, Protocol):
     supports_drafts: whether drafting is worth its time; if not, no session is kept (`SpeculatorService`).
     session_limits: the drafting side opens no session beyond them (`drafting.drafter`).
     shares_device: what it reads slows the target, as on CPUs (`drafting.drafter`).
-    eos_token_ids: the tokens that end an answer, as far as they are known. Nothing is drafted ahead behind one.
     Cancelling the task that awaits `score` aborts the request in the engine.
     """
 
     supports_drafts: bool = True
     session_limits: SessionLimits = SessionLimits()
     shares_device: bool = False
-    eos_token_ids: frozenset[int] = frozenset()
 
     async def score(self, request: ScoreRequest) -> Scores:
         """Prefill the prompt, decode `options.tokens_ahead` tokens greedily, score the M prompt tokens.

@@ -132,16 +132,6 @@ _ALL = (
     Metric("skim_speculator_rounds_total", "counter", "exchanges with a target that ask for drafts"),
     Metric("skim_speculator_draft_requests_total", "counter", "draft requests in these exchanges, one per session"),
     Metric("skim_speculator_drafts_total", "counter", "tokens drafted"),
-    Metric(
-        "skim_speculator_ahead_hits_total",
-        "counter",
-        "draft requests whose drafts had been made ahead or were being made",
-    ),
-    Metric(
-        "skim_speculator_ahead_misses_total",
-        "counter",
-        "draft requests whose drafts made ahead were for another answer",
-    ),
     Metric("skim_speculator_opened_total", "counter", "sessions opened by a selection"),
     Metric("skim_speculator_restored_total", "counter", "sessions restored from the state that a target sent"),
     Metric(
@@ -203,7 +193,6 @@ _ALL = (
     Metric("skim_target_restored_total", "counter", "sessions sent again to a speculator that lost them"),
     Metric("skim_target_resumed_total", "counter", "sessions that got drafts again after an interruption"),
     Metric("skim_target_moved_total", "counter", "sessions moved to another speculator"),
-    Metric("skim_target_ahead_total", "counter", "draft requests answered with drafts made ahead"),
     Metric("skim_target_fallbacks_total", "counter", "steps without the requested drafts, by reason", ("reason",)),
     Metric("skim_target_channel_total", "counter", "events on the draft channel", ("event",)),
     Metric("skim_target_transfers_total", "counter", "completed transfers of KV blocks (split target)"),

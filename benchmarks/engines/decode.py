@@ -31,8 +31,6 @@ from skim_common.models.source import local_folder, public_name
 TITLES = {
     "plain": "plain",
     "remote": "remote",
-    "remote_chain": "remote, chain ahead",
-    "remote_branches": "remote, branches ahead",
     "remote_kept": "remote, kept prompt",
     "remote_adaptive": "remote, adaptive K",
     "draft_model": "vLLM's draft_model",
@@ -42,10 +40,8 @@ TITLES = {
 MEANINGS = {
     "plain": "no drafts",
     "remote": "the speculator drafts when the target asks",
-    "remote_chain": "while the target verifies, the speculator drafts the tokens after its last drafts",
-    "remote_branches": "as before, and also for the case that the target rejects one of the drafts; removed since",
     "remote_kept": "as *remote*, but the speculator reads only the kept prompt",
-    "remote_adaptive": "as *remote, chain ahead*, K chosen by measured acceptance and costs, 0 if drafts do not pay",
+    "remote_adaptive": "as *remote*, K chosen by measured acceptance and costs, 0 if drafts do not pay",
     "draft_model": "the speculator runs inside the target's engine, over the kept prompt",
 }
 
@@ -135,10 +131,7 @@ def describe(result: dict[str, Any]) -> str:
     if all(mode["ms_per_round"] is None for modes in by_length.values() for mode in modes.values()):
         what += " No drafting round was needed: the drafts that came with the selection covered the answers."
     else:
-        what += (
-            " A drafting round is the speculator's work for one request of the target. *Ready ahead*: share of the"
-            " rounds whose drafts were finished before the request came."
-        )
+        what += " A drafting round is the speculator's work for one request of the target."
     what += (
         " *KV*: size of the speculator's KV cache for one prompt. *Accepted*: share of the drafts that were accepted at"
         " each position."
@@ -171,7 +164,6 @@ def _cells(mode: dict[str, Any]) -> dict[str, str]:
         "ms per token": f"{mode['ms_per_token']:.2f}",
         "tokens per step": f"{mode['tokens_per_verify']:.2f}",
         "ms per round": _or_none(mode["ms_per_round"], "{:.1f}"),
-        "ready ahead": _or_none(mode["ahead_hit_rate"], "{:.0%}"),
         "KV kB": _or_none(mode["kv_bytes_per_session"], "{:.0f}", 1e3),
         "accepted": " ".join(f"{rate:.2f}".removeprefix("0") for rate in mode["acceptance_per_position"] if rate),
     }
@@ -222,7 +214,6 @@ def _summary(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[st
         "ratio_to_plain": {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)},
         "tokens_per_verify": 1 + accepted / rounds if rounds else 1.0,
         "ms_per_round": statistics.median(rounds_ms) if rounds_ms else None,
-        "ahead_hit_rate": sum(run["ahead_hits"] for run in runs) / len(rounds_ms) if rounds_ms else None,
         "kv_bytes_per_session": statistics.median(_all(runs, "kv_bytes")) if _all(runs, "kv_bytes") else None,
         "acceptance_per_position": [float(a / d) if d else 0.0 for a, d in zip(held, drafted, strict=True)],
         "verifications": rounds,

@@ -42,14 +42,12 @@ def modes(drafts: int) -> dict[str, Mode]:
 
     The remote drafts are over the whole prompt, but for those of `remote_kept`.
     """
-    fixed = DecodeOptions(max_draft_tokens=drafts, adaptive=False, draft_ahead="off", draft_context="full")
-    chain = fixed.model_copy(update={"draft_ahead": "chain"})
+    fixed = DecodeOptions(max_draft_tokens=drafts, adaptive=False, draft_context="full")
     return {
         "plain": Mode("plain", None),
         "remote": Mode("remote", fixed),
-        "remote_chain": Mode("remote", chain),
         "remote_kept": Mode("remote", fixed.model_copy(update={"draft_context": "kept"})),
-        "remote_adaptive": Mode("remote", chain.model_copy(update={"adaptive": True})),
+        "remote_adaptive": Mode("remote", fixed.model_copy(update={"adaptive": True})),
         "draft_model": Mode("draft_model", None),
     }
 
@@ -142,9 +140,9 @@ class DecodeEngines:
 
     async def measure(self, mode: Mode, prompt_tokens: int, seed: int) -> dict[str, Any]:
         """Send one set of prompts through one mode, `batch` at a time."""
-        target, settings, drafts = self.targets[mode.engine], self.settings, self.speculator.drafts
+        target, settings = self.targets[mode.engine], self.settings
         prompts = [await self._compress(prompt_tokens, seed + i, mode) for i in range(settings.prompts)]
-        before, drafted = await _decode_stats(target), drafts.metrics()
+        before = await _decode_stats(target)
         self.round_ms.clear()
         seconds, tokens = 0.0, 0
         for start in range(0, len(prompts), settings.batch):
@@ -159,7 +157,6 @@ class DecodeEngines:
             "ms_per_token": 1e3 * seconds * settings.batch / tokens,
             "round_ms": list(self.round_ms),
             "kv_bytes": [self._session_bytes(prompt, mode) for prompt in prompts if mode.decode is not None],
-            "ahead_hits": drafts.metrics()["ahead_hits"] - drafted["ahead_hits"],
             **_difference(before, await _decode_stats(target), settings.drafts),
         }
 

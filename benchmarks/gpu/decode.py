@@ -3,7 +3,7 @@
 Models of random weights never agree, so acceptance cannot be measured here: each rate in `acceptances` is forced and
 run. What is measured is the cost of a step: of the target with and without drafts, and of the speculator's drafting.
 The `computed` rows follow from these costs for any acceptance a: a step gives 1 + a + ... + a^K tokens. It costs the
-verification plus the drafting, or the longer of both if the speculator drafts ahead and its guess is right.
+verification plus the drafting.
 """
 
 import statistics
@@ -110,8 +110,7 @@ def _summary(runs: list[Decoded], plain: list[Decoded]) -> dict[str, Any]:
 
 
 def computed(costs: dict[str, float], drafts: int) -> list[dict[str, float]]:
-    """Speed-up over plain decoding by acceptance. `speed_up`: drafting and verification take turns. `ahead`: they
-    overlap, and the speculator's guess is always right.
+    """Speed-up over plain decoding by acceptance. `speed_up`: drafting and verification take turns.
 
     costs: milliseconds of a plain step, a verification and a drafting round.
     """
@@ -124,7 +123,6 @@ def computed(costs: dict[str, float], drafts: int) -> list[dict[str, float]]:
                 "acceptance": acceptance,
                 "tokens_per_step": tokens,
                 "speed_up": plain / (costs["verify_ms"] + costs["draft_ms"]),
-                "ahead": plain / max(costs["verify_ms"], costs["draft_ms"]),
             }
         )
     return rows
@@ -160,20 +158,18 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             rows.append([length, name, f"{mode['tokens_per_second']:.1f}", spread, f"{mode['tokens_per_verify']:.2f}"])
         for row in entry["computed"]:
             name = f"computed, acceptance {row['acceptance']}"
-            both = f"{row['speed_up']:.2f}, ahead {row['ahead']:.2f}"
-            rows.append([length, name, "", both, f"{row['tokens_per_step']:.2f}"])
+            rows.append([length, name, "", f"{row['speed_up']:.2f}", f"{row['tokens_per_step']:.2f}"])
     return columns, rows
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """The computed speed-up over plain decoding by acceptance. Dashed: the speculator drafts ahead."""
+    """The computed speed-up over plain decoding by acceptance."""
     with plots.figure(path, result) as (axis,):
         for entry in result["lengths"]:
             rows = entry["computed"]
             acceptance = [row["acceptance"] for row in rows]
             label = f"{entry['prompt_tokens']:,} tokens, computed"
             axis.plot(acceptance, [row["speed_up"] for row in rows], label=label)
-            axis.plot(acceptance, [row["ahead"] for row in rows], label=f"{label}, ahead", linestyle="--")
         axis.axhline(1, color="#555555", linewidth=1, marker="")
         axis.set_xlabel("acceptance")
         axis.set_title("decode speed over plain")

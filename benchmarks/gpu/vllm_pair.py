@@ -185,7 +185,7 @@ class VllmPair:
         # Without the look-ahead tokens: they would be drafts that are not forced.
         handle = SessionHandle(await self._pair.draft_address(), session)
         asking = replace(kept, look_ahead_tokens=_NOTHING, session=handle)
-        options = DecodeOptions(max_draft_tokens=drafts, adaptive=False, draft_ahead="off")
+        options = DecodeOptions(max_draft_tokens=drafts, adaptive=False)
         before = await self._decode_stats()
         decoded = await self._generate(self._pair, asking, len(answer), options)
         after = await self._decode_stats()
@@ -220,7 +220,7 @@ class VllmPair:
         """Have the speculator read the prompt and keep it as a session, as a selection does."""
         options = SelectionOptions(look_ahead=0, layers="last1")
         await self._pair.speculator.score(ScoreRequest(session, ids, options, cache_salt=session, keep_session=True))
-        self._pair.drafts.adopt(session, _NOTHING, "off")
+        self._pair.drafts.adopt(session, _NOTHING)
 
     async def _scoring_ms(self) -> float:
         [stats, *_] = await self._pair.speculator.worker_stats()  # type: ignore[attr-defined]

@@ -117,8 +117,7 @@ class DraftClient:
             self.counters["broken"] += 1
             self._failed(str(e))
         else:
-            # Drafts made ahead are sent at once. The next exchange may have to wait for its drafts.
-            if usual and any(not draft.ahead for draft in reply.drafts):
+            if usual and reply.drafts:
                 self._deadline.observe(time.monotonic() - began)
             self._succeeded()
             return replace(reply, sequence=request.sequence)

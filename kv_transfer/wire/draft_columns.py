@@ -71,7 +71,6 @@ class ReplyColumns(msgspec.Struct, frozen=True):
     positions: list[Natural]
     counts: list[Natural]
     widths: list[Natural]
-    ahead: list[bool]
     tokens: bytearray
     q_ids: bytearray
     q_probs: bytearray
@@ -86,7 +85,6 @@ class ReplyColumns(msgspec.Struct, frozen=True):
             [draft.position for draft in drafts],
             [draft.tokens.size for draft in drafts],
             [_width(draft) for draft in drafts],
-            [draft.ahead for draft in drafts],
             _pack([draft.tokens for draft in drafts], np.int32),
             _pack([draft.q_ids for draft in drafts], np.int32),
             _pack([draft.q_probs for draft in drafts], np.float32),
@@ -101,7 +99,7 @@ class ReplyColumns(msgspec.Struct, frozen=True):
         rows = _split(tokens, self.counts), _split(q_ids, sizes), _split(q_probs, sizes)
         if q_ids.size:
             check_q(tokens, np.repeat(self.widths, self.counts), q_ids, q_probs)
-        columns = zip(self.sessions, self.positions, *rows, self.ahead, strict=True)
+        columns = zip(self.sessions, self.positions, *rows, strict=True)
         return DraftReply(self.sequence, [Draft(*row) for row in columns], self.lost)
 
 

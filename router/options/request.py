@@ -155,7 +155,7 @@ class Option(Generic[Options]):
 
 
 PREFILL = Option("speculative_prefill", PrefillOptions, "keep=0.3; look-ahead=8", {"keep": "keep_rate"}, (AUTO, ALWAYS))
-DECODE = Option("speculative_decode", SpeculationOptions, "max-draft-tokens=4; draft-ahead=off")
+DECODE = Option("speculative_decode", SpeculationOptions, "max-draft-tokens=4; adaptive=false")
 
 
 def read_decode(defaults: SpeculationOptions, headers: Mapping[str, str], body: Any) -> SpeculationOptions:

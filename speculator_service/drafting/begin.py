@@ -17,9 +17,9 @@ def begin_drafts(drafts: DraftService, request: SelectRequest, selection: Select
     kept = selection.kept
     if kept.session is None or request.decode is None:
         return selection
-    session, mode = kept.session.id, request.decode.draft_ahead
+    session = kept.session.id
     if context == "kept":
-        begun = drafts.read(SessionState(session, kept, no_numbers(), mode, request.cache_salt))
+        begun = drafts.read(SessionState(session, kept, no_numbers(), request.cache_salt))
     else:
-        begun = drafts.adopt(session, kept.look_ahead_tokens, mode, tokens=kept.context_length)
+        begun = drafts.adopt(session, kept.look_ahead_tokens, tokens=kept.context_length)
     return selection if begun else replace(selection, kept=replace(kept, session=None))

@@ -10,11 +10,8 @@ from typing import Any
 
 from kv_transfer.arrays import Int32Array, no_numbers
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState
-from kv_transfer.options import DraftAhead
 from skim_common.errors import SessionLostError, SkimError
-from speculator_service.drafting.budget import AheadBudget
-from speculator_service.drafting.draft_ahead import AheadDrafting, DraftParams
-from speculator_service.drafting.drafter_session import DrafterSession
+from speculator_service.drafting.drafter_session import DrafterSession, DraftParams
 from speculator_service.engine import Drafted, SpeculatorEngine
 
 _log = logging.getLogger(__name__)
@@ -29,15 +26,12 @@ class Counters:
 
     drafts: tokens sent. opened: sessions adopted after a selection. restored: sessions opened from a SessionState.
     refused: selections that got no session because the engine drafts for as many answers as it can. evicted: sessions
-    closed because they were idle. lost: rows whose session is not here. ahead_hits, ahead_misses: rows after drafting
-    ahead whose answer was the predicted one, or another.
+    closed because they were idle. lost: rows whose session is not here.
     """
 
     rounds: int = 0
     draft_requests: int = 0
     drafts: int = 0
-    ahead_hits: int = 0
-    ahead_misses: int = 0
     opened: int = 0
     restored: int = 0
     refused: int = 0
@@ -58,16 +52,13 @@ class DraftService:
         self,
         engine: SpeculatorEngine,
         *,
-        mode: DraftAhead = "chain",
         idle_s: float = 300.0,
         clock: Callable[[], float] = time.monotonic,
         on_end: Callable[[DrafterSession], None] = lambda session: None,
     ) -> None:
-        """mode: the default mode of drafting ahead. clock: seconds. on_end: called with each session that is closed."""
+        """clock: seconds. on_end: called with each session that is closed."""
         self.counters = Counters()
-        self.budget = AheadBudget()
         self._engine = engine
-        self._mode: DraftAhead = mode
         self._idle_s = idle_s
         self._clock, self._on_end = clock, on_end
         self._sessions: OrderedDict[str, DrafterSession] = OrderedDict()  # the least recently used first
@@ -78,19 +69,16 @@ class DraftService:
         """The counters, and `sessions`: the current number of sessions."""
         return {**asdict(self.counters), "sessions": len(self._sessions)}
 
-    def adopt(
-        self, session: str, look_ahead_tokens: Int32Array, mode: DraftAhead | None = None, *, tokens: int = 0
-    ) -> bool:
+    def adopt(self, session: str, look_ahead_tokens: Int32Array, *, tokens: int = 0) -> bool:
         """Add a session that the engine keeps after a selection. The target's first drafts are the look-ahead tokens.
 
-        mode: the request's mode of drafting ahead; None means this service's default. tokens: of its prompt.
-        Returns False, and closes the engine's session, if there is no room for it.
+        tokens: of its prompt. Returns False, and closes the engine's session, if there is no room for it.
         """
         if not self._has_room(tokens):
             self.counters.refused += 1
-            self._start(self._end(DrafterSession(session, "off", self._clock())))
+            self._start(self._end(DrafterSession(session, self._clock())))
             return False
-        added = self._add(session, mode or self._mode, tokens)
+        added = self._add(session, tokens)
         added.sent, added.drafts = Drafted(look_ahead_tokens), int(look_ahead_tokens.size)
         self.counters.opened += 1
         return True
@@ -102,7 +90,7 @@ class DraftService:
         so it reads when the answer is `READ_BEHIND` of the prompt: a short answer ends before that, and costs no read.
         """
         tokens = int(state.prompt.token_ids.size)
-        if not self.adopt(state.session, state.prompt.look_ahead_tokens, state.draft_ahead, tokens=tokens):
+        if not self.adopt(state.session, state.prompt.look_ahead_tokens, tokens=tokens):
             return False
         session = self._sessions[state.session]
         session.opening = True
@@ -120,14 +108,12 @@ class DraftService:
 
     async def handle(self, request: DraftRequest) -> DraftReply:
         """Answer one step of a target. No row raises: a failed row gets no draft, a missing session counts as lost."""
-        start = self._clock()
         for session in request.closed:
             self._close(session)
         for state in request.restored:
             self._restore(state)
         if not request.rows:
             return DraftReply(request.sequence)
-        drafted_ahead = self._drafted_ahead(request.rows)
         answers = await asyncio.gather(*(self._row(row) for row in request.rows))
         drafts = [a for a in answers if isinstance(a, Draft)]
         lost = [a for a in answers if isinstance(a, str)]
@@ -135,11 +121,6 @@ class DraftService:
         self.counters.draft_requests += len(request.rows)
         self.counters.drafts += sum(int(d.tokens.size) for d in drafts)
         self.counters.lost += len(lost)
-        if drafts and drafted_ahead is not None:
-            self.budget.timed((self._clock() - start) * 1e3, ahead=drafted_ahead)
-        # Drafting ahead starts last, so that it does not slow the rows of its own round.
-        if self.budget.on:
-            self._draft_ahead(drafts)
         self.evict()
         return DraftReply(request.sequence, drafts, lost)
 
@@ -165,8 +146,8 @@ class DraftService:
         within = tokens + sum(session.tokens for session in held) <= limits.tokens
         return not held or (len(held) < limits.sessions and within)
 
-    def _add(self, name: str, mode: DraftAhead, tokens: int) -> DrafterSession:
-        session = self._sessions[name] = DrafterSession(name, mode, self._clock(), tokens)
+    def _add(self, name: str, tokens: int) -> DrafterSession:
+        session = self._sessions[name] = DrafterSession(name, self._clock(), tokens)
         self._sessions.move_to_end(name)
         return session
 
@@ -179,7 +160,7 @@ class DraftService:
         if session is None:
             if not self._has_room(tokens):
                 return
-            session = self._add(state.session, state.draft_ahead or self._mode, tokens)
+            session = self._add(state.session, tokens)
             session.opening = True
             session.work = self._start(self._open(session, state, restores=True))
         session.set_answer(state.answer)
@@ -211,8 +192,6 @@ class DraftService:
         try:
             session.cancel()
             async with session.lock:
-                if session.ahead is not None:
-                    await session.ahead.stop()
                 await self._engine.close_session(session.id)
         except Exception as error:
             _report(session.id, error)
@@ -239,7 +218,7 @@ class DraftService:
             await asyncio.wait({work})
             if work.cancelled():
                 return None
-            drafted, ahead = work.result()
+            drafted = work.result()
         except SessionLostError:
             self._forget(session)
             return row.session
@@ -251,47 +230,15 @@ class DraftService:
         session.sent = drafted
         session.rounds += 1
         session.drafts += int(drafted.tokens.size)
-        return Draft(row.session, int(answer.size), drafted.tokens, drafted.q_ids, drafted.q_probs, ahead)
+        return Draft(row.session, int(answer.size), drafted.tokens, drafted.q_ids, drafted.q_probs)
 
-    async def _draft(self, session: DrafterSession, answer: Int32Array, params: DraftParams) -> tuple[Drafted, bool]:
-        """Drafts that continue `answer`, and whether drafting ahead made them."""
+    async def _draft(self, session: DrafterSession, answer: Int32Array, params: DraftParams) -> Drafted:
         async with session.lock:
-            if session.ahead is not None:
-                drafted = await self._take(session.ahead, answer, params)
-                session.ahead = None
-                if drafted is not None:
-                    return drafted, True
             if not params.count:
-                return Drafted(no_numbers()), False
-            drafted = await self._engine.draft(
+                return Drafted(no_numbers())
+            return await self._engine.draft(
                 session.id, answer, params.count, temperature=params.temperature, top_m=params.top_m
             )
-            return drafted, False
-
-    async def _take(self, ahead: AheadDrafting, answer: Int32Array, params: DraftParams) -> Drafted | None:
-        drafted = await ahead.take(answer, params)
-        hit = drafted is not None
-        self.counters.ahead_hits += hit
-        self.counters.ahead_misses += not hit
-        return drafted
-
-    def _drafted_ahead(self, rows: list[DraftRow]) -> bool | None:
-        """Whether these rows have been drafted ahead; None if not, but other sessions still draft ahead meanwhile."""
-        if any(row.session in self._sessions and self._sessions[row.session].ahead for row in rows):
-            return True
-        return None if any(s.ahead and s.ahead.busy for s in self._sessions.values()) else False
-
-    def _draft_ahead(self, drafts: list[Draft]) -> None:
-        """Start to draft ahead, after the drafts that were just sent, with the same parameters."""
-        for draft in drafts:
-            session = self._sessions.get(draft.session)
-            # A newer row may have replaced these drafts.
-            if session is None or session.mode == "off" or session.sent.tokens is not draft.tokens:
-                continue
-            # The answer is expected to end here. Work behind its end would delay the next request on this engine.
-            if not self._engine.eos_token_ids.isdisjoint(draft.tokens.tolist()):
-                continue
-            session.ahead = AheadDrafting(self._engine, session.id, session.answer, draft.tokens, session.params)
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start a task and hold a reference to it, so that it is not collected before it ends."""

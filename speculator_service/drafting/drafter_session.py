@@ -9,9 +9,7 @@ import numpy as np
 
 from kv_transfer.arrays import Int32Array, no_numbers
 from kv_transfer.drafts import DraftRow, SessionState
-from kv_transfer.options import DraftAhead
 from skim_common.errors import SessionLostError
-from speculator_service.drafting.draft_ahead import AheadDrafting, DraftParams
 from speculator_service.engine import Drafted
 
 MAX_DRAFTS = 64
@@ -19,6 +17,16 @@ MAX_TOP = 512
 
 GREEDY_BELOW = 1e-5
 """Lower temperatures mean greedy decoding, as in vLLM (vllm.sampling_params._SAMPLING_EPS)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftParams:
+    """How to draft for a row: at most `count` tokens, from the drafter's top `top_m` at `temperature` (0: greedy)."""
+
+    count: int
+    temperature: float
+    top_m: int
+
 
 NOTHING = Drafted(no_numbers())
 NO_DRAFTS = DraftParams(0, 0.0, 0)
@@ -36,7 +44,6 @@ class DrafterSession:
     """
 
     id: str
-    mode: DraftAhead
     used: float
     prompt_tokens: int = 0
     answer: Int32Array = field(default_factory=no_numbers)
@@ -45,7 +52,6 @@ class DrafterSession:
     opening: bool = False
     unread: SessionState | None = None
     work: asyncio.Task[Any] | None = None
-    ahead: AheadDrafting | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     rounds: int = 0
     drafts: int = 0

@@ -91,7 +91,7 @@ class DraftedRequests:
         session = None
         if settings.session is not None and (key := (settings.session.address, settings.session.id)) not in self._owned:
             self._owned.add(key)
-            session = TargetSession(settings.session, prompt, settings.draft_ahead, settings.cache_salt)
+            session = TargetSession(settings.session, prompt, settings.cache_salt)
         self._requests[request_id] = DraftedRequest(
             min(settings.max_drafts, self._most),
             settings.adaptive,

@@ -55,8 +55,8 @@ class DraftExchange:
 
     connect: creates the client for an address. counters: exchanges (messages), restored (sessions sent as
     SessionState), resumed (sessions that got drafts again after an interruption), moved (sessions that went to another
-    drafter because theirs is gone), ahead (rows whose drafts were made ahead), and for each reason in FALLBACKS the
-    steps of requests that did not get their drafts.
+    drafter because theirs is gone), and for each reason in FALLBACKS the steps of requests that did not get their
+    drafts.
     """
 
     def __init__(self, connect: Callable[[str], Client], vocab_size: int) -> None:
@@ -105,7 +105,7 @@ class DraftExchange:
         for drafter in self._drafters.values():
             channel.update(drafter.client.counters)
         return {
-            **{name: self.counters[name] for name in ("exchanges", "restored", "resumed", "moved", "ahead")},
+            **{name: self.counters[name] for name in ("exchanges", "restored", "resumed", "moved")},
             "fallbacks": {reason: self.counters[reason] for reason in FALLBACKS},
             "channel": dict(channel),
         }
@@ -181,7 +181,6 @@ class DraftExchange:
                 self._fall_back(session, "broken" if draft else "no_draft")
             elif proposal.tokens.size:
                 proposals[session] = proposal
-                self.counters["ahead"] += bool(draft and draft.ahead)
                 self.counters["resumed"] += session.mark_drafted()
 
     def _fall_back(self, session: TargetSession, reason: str) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import GenerateRequest, SessionHandle
-from kv_transfer.options import DraftAhead
 
 DRAFTING = "skim_drafting"
 """Key in `SamplingParams.extra_args`; its value is a mapping of builtins and bytes, which are cheap to copy."""
@@ -18,13 +17,12 @@ DRAFTING = "skim_drafting"
 class DraftSettings:
     """max_drafts: the highest K; 0: no drafts. look_ahead: int32 [N], the first drafts. q_top: pairs of q per draft.
 
-    draft_ahead, cache_salt: sent to the speculator if it must restore the session.
+    cache_salt: sent to the speculator if it must restore the session.
     """
 
     max_drafts: int
     adaptive: bool
     q_top: int
-    draft_ahead: DraftAhead
     look_ahead: Int32Array
     session: SessionHandle | None
     cache_salt: str | None = None
@@ -37,7 +35,6 @@ def encode_settings(request: GenerateRequest) -> dict[str, Any]:
         "max_drafts": decode.max_draft_tokens if decode.method != "none" else 0,
         "adaptive": decode.adaptive,
         "q_top": decode.q_top,
-        "draft_ahead": decode.draft_ahead,
         "look_ahead": request.prompt.look_ahead_tokens.astype("<i4").tobytes(),
         "session": [session.address, session.id] if session else None,
         "cache_salt": request.cache_salt,
@@ -53,7 +50,6 @@ def draft_settings(extra_args: Mapping[str, Any] | None) -> DraftSettings | None
         max_drafts=sent["max_drafts"],
         adaptive=sent["adaptive"],
         q_top=sent["q_top"],
-        draft_ahead=sent["draft_ahead"],
         look_ahead=np.frombuffer(sent["look_ahead"], "<i4"),
         session=SessionHandle(*sent["session"]) if sent["session"] else None,
         cache_salt=sent["cache_salt"],

@@ -11,7 +11,6 @@ import numpy as np
 from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.drafts import Draft, DraftRow, SessionState
 from kv_transfer.messages import KeptPrompt, SessionHandle
-from kv_transfer.options import DraftAhead
 
 MAX_RESTORE_AFTER = 64
 """A session that is lost repeatedly is restored after 1, 2, 4, ... rounds, at most 64."""
@@ -47,19 +46,18 @@ def checked_proposal(draft: Draft, vocab_size: int) -> Proposal | None:
 class TargetSession:
     """The session of one request. prompt: returns the kept prompt; called only to restore a lost session.
 
-    draft_ahead, cache_salt: sent to the drafter when the session is restored.
+    cache_salt: sent to the drafter when the session is restored.
     """
 
     def __init__(
         self,
         session: SessionHandle,
         prompt: Callable[[], KeptPrompt],
-        draft_ahead: DraftAhead | None = None,
         cache_salt: str | None = None,
     ) -> None:
         self.address, self.id = session.address, session.id
         self.origin = session.address, session.id
-        self._prompt, self._draft_ahead, self._cache_salt = prompt, draft_ahead, cache_salt
+        self._prompt, self._cache_salt = prompt, cache_salt
         self._acknowledged = 0
         self._lost = False
         self._wait, self._restore_after = 0, 1
@@ -81,7 +79,7 @@ class TargetSession:
             self._restore_after = min(2 * self._restore_after, MAX_RESTORE_AFTER)
             # The state counts as received. If it was not, the drafter reports the session as lost again.
             self._lost, self._acknowledged = False, int(answer.size)
-            restored = SessionState(self.id, self._prompt(), answer, self._draft_ahead, self._cache_salt)
+            restored = SessionState(self.id, self._prompt(), answer, self._cache_salt)
         return DraftRow(self.id, self._acknowledged, answer[self._acknowledged :], drafts, temperature, top_m), restored
 
     def acknowledge(self, row: DraftRow) -> None:

@@ -83,7 +83,6 @@ class KnowingEngine:
 
     session_limits = SessionLimits()
     shares_device = False
-    eos_token_ids: frozenset[int] = frozenset()
 
     def __init__(self, answers: dict[str, list[int]], error_rate: float, vocab_size: int) -> None:
         self._answers, self._error_rate, self._vocab_size = answers, error_rate, vocab_size

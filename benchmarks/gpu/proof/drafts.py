@@ -34,7 +34,7 @@ from tests.reference.sampling_oracle import chi_square_p, continuations
 
 DRAFTS = 4
 HOST = "127.0.0.1"
-REMOTE = DecodeOptions(max_draft_tokens=DRAFTS, adaptive=False, draft_ahead="off")
+REMOTE = DecodeOptions(max_draft_tokens=DRAFTS, adaptive=False)
 ALLOWED = 12
 """Tokens that a sampled answer may have, so that all continuations can be enumerated. The model's vocabulary is larger,
 because vLLM's warm-up reads higher token ids (vllm.v1.worker.gpu.warmup, `run_mixed_prefill_decode_warmup`)."""
@@ -188,7 +188,7 @@ async def _sample(engine: Any, table: np.ndarray, told: np.ndarray, requests: in
     """Continuations of three tokens. table: the drafter's distribution after each token. told: what it reports."""
     counts: Counter[tuple[int, int, int]] = Counter()
     turns = asyncio.Semaphore(64)
-    options = DecodeOptions(max_draft_tokens=3, adaptive=False, q_top=TOP, draft_ahead="off")
+    options = DecodeOptions(max_draft_tokens=3, adaptive=False, q_top=TOP)
 
     async def one(seed: int, address: str) -> None:
         async with turns:

@@ -118,7 +118,6 @@ decode_options = st.builds(
     method=st.sampled_from(["remote", "ngram", "none"]),
     max_draft_tokens=st.integers(1, 16),
     adaptive=st.booleans(),
-    draft_ahead=st.sampled_from(["off", "chain"]),
     draft_context=st.sampled_from(["full", "kept"]),
     q_top=st.integers(1, 512),
 )
@@ -162,7 +161,6 @@ session_states = st.builds(
     names,
     kept_prompts(),
     id_arrays(),
-    st.sampled_from([None, "off", "chain"]),
     st.none() | names,
 )
 
@@ -194,7 +192,7 @@ def drafts(draw: st.DrawFn) -> Draft:
         q_ids += row
         q_probs += [weight / sum(weights) for weight in weights]
     q = (np.array(q_ids, np.int32), np.array(q_probs, np.float32))
-    return Draft(draw(names), draw(ids), tokens, *q, ahead=draw(st.booleans()))
+    return Draft(draw(names), draw(ids), tokens, *q)
 
 
 draft_replies = st.builds(DraftReply, ids, by_session(drafts()), st.lists(names, max_size=3))

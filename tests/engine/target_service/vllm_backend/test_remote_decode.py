@@ -12,7 +12,7 @@ import pytest
 from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.drafts import DraftRequest, DraftRow
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
-from kv_transfer.options import DecodeOptions, DraftAhead
+from kv_transfer.options import DecodeOptions
 from speculator_service.drafting.drafter import DraftService
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.broken_hooks import BreakableTarget
@@ -99,23 +99,19 @@ async def test_a_second_turn_reuses_the_answer_and_no_rejected_draft(
     assert await second_turns(engine, oracle, cases[4 + 6 * stopped :][:6], speculator, stopped) == 0
 
 
-@pytest.mark.parametrize(
-    ("mode", "drafts", "at_once", "count"),
-    [("off", 4, 8, 50), ("chain", 2, 8, 50), ("chain", 1, 1, 4)],
-)
-async def test_drafting_ahead_does_not_change_the_answer(
-    engine: VllmTarget, cases: list[Case], mode: DraftAhead, drafts: int, at_once: int, count: int
+@pytest.mark.parametrize(("drafts", "at_once", "count"), [(4, 8, 50), (1, 1, 4)])
+async def test_the_real_draft_service_does_not_change_the_answer(
+    engine: VllmTarget, cases: list[Case], drafts: int, at_once: int, count: int
 ) -> None:
-    """With the real draft service. Drafts made ahead must be used in many rounds; otherwise the test shows nothing."""
     service = DraftService(KnowingEngine({c.name: c.answer for c in cases}, 0.25, VOCABULARY), clock=lambda: 0.0)
     server = DraftServer(service.handle, HOST)
     address = f"{HOST}:{await server.start()}"
-    options = DecodeOptions(max_draft_tokens=drafts, adaptive=False, draft_ahead=mode)
+    options = DecodeOptions(max_draft_tokens=drafts, adaptive=False)
     turns = asyncio.Semaphore(at_once)
 
     async def answer(case: Case) -> list[int]:
         async with turns:
-            service.adopt(case.name, np.array(case.answer[:3], np.int32), mode)
+            service.adopt(case.name, np.array(case.answer[:3], np.int32))
             prompt = replace(case.prompt, session=SessionHandle(address, case.name))
             return await decode(engine, prompt, case.name, options, max_tokens=len(case.answer))
 
@@ -126,7 +122,7 @@ async def test_drafting_ahead_does_not_change_the_answer(
         await server.stop()
         await service.close()
     assert (counts["lost"], counts["restored"]) == (0, 0)
-    assert counts["ahead_hits"] > 0.3 * counts["draft_requests"] or mode == "off"
+    assert counts["drafts"] > counts["draft_requests"] / 2
 
 
 @pytest.mark.parametrize("known", [0, 17, 20, 26])

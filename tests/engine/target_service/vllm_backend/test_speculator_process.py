@@ -31,7 +31,7 @@ def engine(start: Start) -> VllmTarget:
 async def test_a_speculator_process_that_stands_still_dies_and_comes_back(engine: VllmTarget, model: str) -> None:
     """Its sessions are restored from the kept tokens. Its model is the target's, so most drafts are accepted."""
     cases = await plain_cases(engine, [kept_prompt(300, 60, seed=220 + i) for i in range(2)], "process", tokens=600)
-    options = DecodeOptions(max_draft_tokens=1, adaptive=False, draft_ahead="chain")
+    options = DecodeOptions(max_draft_tokens=1, adaptive=False)
     before = await engine.decode_stats()
 
     async def answer(case: Case, port: int) -> list[int]:

@@ -137,9 +137,7 @@ async def drafting(monkeypatch, recorder):
     actor = SpeculatorActor.__new__(SpeculatorActor)
     await actor.__init__(mock_settings("speculator"), {})
     options = SelectionOptions(look_ahead=2)
-    asked = SelectRequest(
-        "s", IDS, options, decode=DecodeOptions(draft_ahead="off", draft_context="full"), envelope=Envelope(HEADERS)
-    )
+    asked = SelectRequest("s", IDS, options, decode=DecodeOptions(draft_context="full"), envelope=Envelope(HEADERS))
     [reply] = [reply async for reply in actor.select(encode(asked))]
     return actor, decode(reply, Selection).kept.look_ahead_tokens
 

@@ -85,7 +85,6 @@ def test_the_speed_up_is_computed_by_hand():
     rows = {row["acceptance"]: row for row in decode.computed(costs, 2)}
     assert rows[0.5]["tokens_per_step"] == 1 + 0.5 + 0.25
     assert rows[0.5]["speed_up"] == pytest.approx(1.75 * 10 / 20)
-    assert rows[1.0]["ahead"] == pytest.approx(3 * 10 / 12)
 
 
 def test_scoring_counts_keys_once(tmp_path):

@@ -25,7 +25,7 @@ from tests.unit.kv_transfer.layouts import layout_of
 SPECULATOR = EngineSettings(str(MODELS / "speculator"), "mock")
 TARGET = EngineSettings(str(MODELS / "target"), "mock")
 PROMPT = np.arange(10, 410, dtype=np.int32)
-REMOTE = DecodeOptions(draft_ahead="off")
+REMOTE = DecodeOptions()
 
 
 async def selected(pair, options=None, layout=NO_LAYOUT, **fields):

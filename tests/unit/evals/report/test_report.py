@@ -311,7 +311,7 @@ def test_a_result_that_is_older_than_the_code_says_so_on_both_pages(tmp_path: Pa
 def test_a_result_names_only_what_the_code_still_has_or_says_that_it_is_older() -> None:
     for file in (ROOT / "benchmarks" / "results").glob("decode*.json"):
         result = json.loads(file.read_text())
-        assert ("older" in result) == (not set(result["modes"]) <= set(MODES)), file.stem
+        assert "older" in result or set(result["modes"]) <= set(MODES), file.stem
 
 
 def test_a_task_of_a_result_is_in_the_code_or_the_page_says_what_replaced_it() -> None:

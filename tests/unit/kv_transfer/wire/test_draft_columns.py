@@ -30,7 +30,7 @@ def request() -> DraftRequest:
 def reply() -> DraftReply:
     q = (int32(1, 2, 2, 4), float32(0.25, 0.75, 1, 0))
     narrow = Draft("c", 0, int32(9), int32(9), float32(1))
-    return DraftReply(5, [Draft("a", 5, int32(1, 2), *q, ahead=True), Draft("b", 0, int32(6)), narrow], ["d"])
+    return DraftReply(5, [Draft("a", 5, int32(1, 2), *q), Draft("b", 0, int32(6)), narrow], ["d"])
 
 
 def changed(message: DraftRequest | DraftReply, **fields) -> bytes:
@@ -109,8 +109,6 @@ def test_requests_that_lie(fields):
         {"sessions": ["a", "b"]},
         {"positions": [5, 0, 0, 0]},
         {"positions": [5, 0, -1]},
-        {"ahead": [True]},
-        {"ahead": [1, 0, 0]},
         {"lost": [4]},
         {"counts": [2, 1, 2]},
         {"counts": [1, 2, 1]},

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kv_transfer.options import AUTO_COVERAGE, DecodeOptions, SelectionOptions
+from kv_transfer.options import AUTO_COVERAGE, SelectionOptions
 from router.options.errors import HttpError, InvalidOptionError
 from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions, read_decode
 from router.options.settings import RouterConfig
@@ -88,9 +88,6 @@ def test_a_deployment_file_may_say_off():
     for word in ("on", "off"):
         options = PrefillOptions.model_validate(yaml.safe_load(f"{{read_again: {word}, reuse: {word}}}"))
         assert (options.read_again, options.reuse) == (word, word)
-    assert DecodeOptions.model_validate(yaml.safe_load("draft_ahead: off")).draft_ahead == "off"
-    with pytest.raises(ValueError, match="chain"):
-        DecodeOptions.model_validate(yaml.safe_load("draft_ahead: on"))
 
 
 @pytest.mark.parametrize("value", [True, "on", 1, None, {}])
@@ -294,10 +291,7 @@ def test_only_the_selection_travels():
 
 def test_decode_options_follow_the_same_rules():
     defaults = SpeculationOptions(max_draft_tokens=6)
-    assert (
-        read_decode(defaults, {"x-skim-decode": "draft-ahead=off; max-draft-tokens=2"}, None).decode.draft_ahead
-        == "off"
-    )
+    assert not read_decode(defaults, {"x-skim-decode": "adaptive=false; max-draft-tokens=2"}, None).decode.adaptive
     assert read_decode(defaults, {"x-skim-decode": "max-draft-tokens=2"}, {"max_draft_tokens": 3}).max_draft_tokens == 3
     assert read_decode(defaults, {"x-skim-decode": "off"}, None).decode.method == "none"
     assert read_decode(defaults, {}, False).decode.method == "none"

@@ -23,8 +23,8 @@ def row(session, position, *tokens, max_drafts=3, **options):
     return DraftRow(session, position, ids(*tokens), max_drafts, **options)
 
 
-def session_state(answer, session="s", draft_ahead=None):
-    return SessionState(session, PROMPT, np.array(answer, np.int32), draft_ahead)
+def session_state(answer, session="s"):
+    return SessionState(session, PROMPT, np.array(answer, np.int32))
 
 
 async def settle():
@@ -57,7 +57,6 @@ class ToyEngine:
     steps: how often each call yields to the event loop before it answers. overlaps: calls for a busy session.
     """
 
-    eos_token_ids = frozenset()
     session_limits = SessionLimits()
     shares_device = False
 
@@ -187,16 +186,14 @@ class ToyTarget:
         return q
 
 
-async def decode(service, targets, tokens, patience=lambda: 20):
-    """Let all targets decode `tokens` tokens each, one message per step. patience: loop turns per verification."""
+async def decode(service, targets, tokens):
+    """Let all targets decode `tokens` tokens each, one message per step."""
     sequence = 0
     while min(len(t.answer) for t in targets) < tokens:
         reply = await service.handle(DraftRequest(sequence, [t.row() for t in targets]))
         assert reply.sequence == sequence
         assert not reply.lost
         drafts = {d.session: d for d in reply.drafts}
-        for _ in range(patience()):
-            await asyncio.sleep(0)
         for target in targets:
             target.verify(drafts.get(target.session))
         sequence += 1

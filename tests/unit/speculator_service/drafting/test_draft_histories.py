@@ -15,19 +15,16 @@ TABLE = np.random.default_rng(0).dirichlet(np.ones(8), size=8)
 EVENTS = st.sampled_from(["accept", "accept", "accept", "repeat", "gap", "forget", "evict", "back", "tell", "hurry"])
 
 
-@given(
-    st.sampled_from(["off", "chain"]),
-    st.lists(st.tuples(EVENTS, st.integers(0, 4), st.integers(0, 7)), min_size=1, max_size=25),
-)
-def test_drafts_always_continue_the_true_answer(mode, history):
+@given(st.lists(st.tuples(EVENTS, st.integers(0, 4), st.integers(0, 7)), min_size=1, max_size=25))
+def test_drafts_always_continue_the_true_answer(history):
     """For every sequence of events. Each event: (name, accepted drafts, the target's own token)."""
-    asyncio.run(_live(mode, history))
+    asyncio.run(_live(history))
 
 
-async def _live(mode, history):
+async def _live(history):
     engine = RememberingEngine(TABLE, steps=2)
     engine.sessions.add("s")
-    service = DraftService(engine, mode=mode, clock=lambda: 0.0)
+    service = DraftService(engine, clock=lambda: 0.0)
     service.adopt("s", ids())
     answer, told, drafts, restored = [0], 0, [], []
     for event, accepted, own in history:

@@ -49,12 +49,11 @@ def opened(engine, *sessions, **options):
 
 async def test_rows_build_the_answer_and_drafts_continue_it():
     engine = RememberingEngine(TABLE)
-    service = opened(engine, "a", "b", mode="off")
+    service = opened(engine, "a", "b")
     drafts, lost = await ask(service, row("a", 0, 5), row("b", 0, 6, 7, max_drafts=1))
     assert not lost
     assert drafts["a"].position == 1
     assert drafts["a"].tokens.tolist() == engine.next(ids(5), 3, 0, 0).tokens.tolist()
-    assert not drafts["a"].ahead
     assert drafts["b"].tokens.tolist() == engine.next(ids(6, 7), 1, 0, 0).tokens.tolist()
     drafts, _ = await ask(service, row("a", 1, 2, 4))
     assert engine.drafted[-1] == ("a", [5, 2, 4])
@@ -63,8 +62,6 @@ async def test_rows_build_the_answer_and_drafts_continue_it():
         "rounds": 2,
         "draft_requests": 3,
         "drafts": 7,
-        "ahead_hits": 0,
-        "ahead_misses": 0,
         "opened": 2,
         "restored": 0,
         "refused": 0,
@@ -85,7 +82,7 @@ async def test_no_drafts_wanted_only_tells():
 
 async def test_a_repeated_row_and_one_that_goes_back():
     engine = ToyEngine(TABLE)
-    service = opened(engine, "a", mode="off")
+    service = opened(engine, "a")
     await ask(service, row("a", 0, 5, 6, 7))
     await ask(service, row("a", 0, 5, 6, 7))
     await ask(service, row("a", 1, 6, 7, 2))
@@ -155,18 +152,6 @@ async def test_a_session_that_the_engine_lost_is_restored_and_drafting_resumes()
     assert (service.counters.restored, service.counters.lost) == (1, 1)
 
 
-@pytest.mark.parametrize(("asked", "mode"), [("off", "off"), ("chain", "chain"), (None, "chain")])
-async def test_a_restored_session_drafts_ahead_as_its_request_asked(asked, mode):
-    service = opened(engine := ToyEngine(TABLE), mode="chain")
-    await ask(service, restored=[session_state([5], draft_ahead=asked)])
-    await settle()
-    await ask(service, row("s", 1, 6, max_drafts=2))
-    await settle()
-    # Drafting ahead computes the next token first, and then what follows it.
-    assert engine.calls["draft"] == (1 if mode == "off" else 3)
-    await service.close()
-
-
 async def test_a_prompt_that_cannot_be_read_again_is_lost():
     class Refusing(ToyEngine):
         async def open_session(self, session, prompt, *, cache_salt=None):
@@ -181,7 +166,7 @@ async def test_a_prompt_that_cannot_be_read_again_is_lost():
 
 async def test_closed_sessions_leave_the_engine_and_may_come_again():
     engine = ToyEngine(TABLE, steps=3)
-    service = opened(engine, "a", "b", mode="chain")
+    service = opened(engine, "a", "b")
     await ask(service, row("a", 0, 5), row("b", 0, 5))
     await ask(service, closed=["a", "b", "unknown"], restored=[session_state([5], "a")])
     await settle()
@@ -217,50 +202,8 @@ async def test_a_newer_row_stops_the_older_one():
     assert not engine.overlaps
 
 
-@pytest.mark.parametrize("ends", [False, True])
-async def test_nothing_is_drafted_ahead_behind_the_end_of_an_answer(ends):
-    engine = ToyEngine(TABLE)
-    last = int(engine.next(ids(5), 3, 0, 0).tokens[-1])
-    engine.eos_token_ids = frozenset({last} if ends else {len(TABLE)})
-    service = opened(engine, "a")
-    await ask(service, row("a", 0, 5))
-    await settle()
-    assert len(engine.drafted) == (1 if ends else 3)  # the round; then the next token, and the drafts behind it
-
-
-async def test_each_work_ahead_is_a_hit_or_a_miss_once():
-    engine = ToyEngine(TABLE)
-    service = opened(engine, "a")
-    drafts, _ = await ask(service, row("a", 0, 5))
-    service.budget.on = False
-    await settle()
-    own = engine.next(np.append(ids(5), drafts["a"].tokens), 1, 0, 0).tokens
-    drafts, _ = await ask(service, row("a", 1, *drafts["a"].tokens, *own))
-    assert drafts["a"].ahead
-    for position in range(5, 8):
-        drafts, _ = await ask(service, row("a", position, 1))
-        assert not drafts["a"].ahead
-    assert (service.counters.ahead_hits, service.counters.ahead_misses) == (1, 0)
-
-
-async def test_rounds_are_timed_with_their_own_work_ahead_or_with_none_about(monkeypatch):
-    engine = ToyEngine(TABLE)
-    service = opened(engine, "a", "b")
-    timed = []
-    monkeypatch.setattr(service.budget, "timed", lambda ms, ahead: timed.append(ahead))
-    await ask(service, row("a", 0, 5))
-    engine.steps = 10**9
-    await settle()
-    engine.steps, service.budget.on = 1, False
-    await ask(service, row("b", 0, 5))  # session a is still drafted ahead
-    await ask(service, row("a", 1, 5))
-    await ask(service, row("b", 1, 5))
-    await ask(service, row("b", 2, 5, max_drafts=0))
-    assert timed == [False, True, False]
-
-
 def test_accepted_counts_the_drafts_that_were_sent_once():
-    session = DrafterSession("a", "off", 0.0)
+    session = DrafterSession("a", 0.0)
     session.extend(row("a", 0, 5))
     assert session.accepted == 0
     session.sent = Drafted(ids(1, 2, 3))
@@ -290,18 +233,16 @@ async def test_drafts_of_an_answer_that_was_replaced_meanwhile_are_dropped():
     assert drafts["s"].position == 4
 
 
-@pytest.mark.parametrize("mode", ["off", "chain"])
-async def test_greedy_answers_are_the_same_in_every_mode(mode):
+async def test_greedy_answers_are_the_targets():
     drafter = 0.8 * TABLE + 0.2 * np.random.default_rng(1).dirichlet(np.ones(8), size=8)
     engine = ToyEngine(drafter)
     targets = [ToyTarget(f"s{i}", TABLE, i, max_drafts=3, temperature=0) for i in range(3)]
-    service = opened(engine, *(t.session for t in targets), mode=mode)
+    service = opened(engine, *(t.session for t in targets))
     await decode(service, targets, 60)
     plain = ToyTarget("plain", TABLE, 0, max_drafts=0, temperature=0)
     while len(plain.answer) < 60:
         plain.verify(None)
     assert all(t.answer[:60] == plain.answer[:60] for t in targets)
-    assert (service.counters.ahead_hits > 0) == (mode != "off")
     await service.close()
 
 

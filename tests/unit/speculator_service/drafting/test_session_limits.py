@@ -48,7 +48,7 @@ class Client:
 
 def begun(service, name, prompt=PROMPT, context="kept"):
     """The prompt for the target after a selection, with its session if there is room for one."""
-    decoding = DecodeOptions(draft_context=context, draft_ahead="off")
+    decoding = DecodeOptions(draft_context=context)
     request = SelectRequest(name, prompt.token_ids, SelectionOptions(), decode=decoding)
     selection = Selection(replace(prompt, session=SessionHandle("here:1", name)), 1.0)
     return begin_drafts(service, request, selection, context).kept
@@ -67,7 +67,7 @@ class Target:
         for name in names:
             session = begun(service, name).session
             self.drafted |= {name} if session else set()
-            settings = DraftSettings(K, False, 0, "off", ids(), session)
+            settings = DraftSettings(K, False, 0, ids(), session)
             self._requests.begin(name, settings, lambda: PROMPT, 0.0, 0)
 
     async def step(self):
@@ -88,7 +88,7 @@ class Target:
 async def decoded(service_of, answers, steps=20):
     engine = ToyEngine(TABLE)
     engine.session_limits = SessionLimits(LIMIT)
-    service = service_of(engine, mode="off")
+    service = service_of(engine)
     target = Target(service, [f"s{i}" for i in range(answers)])
     for _ in range(steps):
         await target.step()

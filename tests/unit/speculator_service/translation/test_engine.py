@@ -254,9 +254,9 @@ async def test_a_kept_prompt_in_another_order_is_opened_at_the_positions_of_its_
 
 
 async def test_the_drafter_answers_a_target_in_its_tokens(spelling, prompt):
-    """The whole draft service: the first drafts, an accepted draft, drafting ahead, and a restored session."""
+    """The whole draft service: the first drafts, an accepted draft, and a restored session."""
     _, engine = spelling
-    drafter = DraftService(engine, mode="chain")
+    drafter = DraftService(engine)
     scores = await engine.score(ScoreRequest("s", prompt, SelectionOptions(look_ahead=2), keep_session=True))
     drafter.adopt("s", np.array(scores.look_ahead_tokens, np.int32))
     whole = in_target(SPELLED)

@@ -27,7 +27,7 @@ def ids(*values: int) -> Int32Array:
 
 
 def settings(**changed: object) -> DraftSettings:
-    fields = {"max_drafts": 4, "adaptive": False, "q_top": 8, "draft_ahead": "chain", "look_ahead": ids()}
+    fields = {"max_drafts": 4, "adaptive": False, "q_top": 8, "look_ahead": ids()}
     fields["session"] = SessionHandle("a:1", "s")
     return DraftSettings(**{**fields, **changed})
 
@@ -41,11 +41,11 @@ def begun(requests: DraftedRequests, name: str = "r", **changed: object) -> Draf
 
 def test_settings_travel() -> None:
     prompt = KeptPrompt(ids(1, 2), ids(0, 4), 9, ids(5, 6), SessionHandle("a:1", "s"))
-    decode = DecodeOptions(max_draft_tokens=3, adaptive=False, q_top=7, draft_ahead="off")
+    decode = DecodeOptions(max_draft_tokens=3, adaptive=False, q_top=7)
     sent = {DRAFTING: encode_settings(GenerateRequest("r", prompt, decode=decode))}
     read = draft_settings(sent)
     assert read is not None
-    assert (read.max_drafts, read.adaptive, read.q_top, read.draft_ahead) == (3, False, 7, "off")
+    assert (read.max_drafts, read.adaptive, read.q_top) == (3, False, 7)
     assert read.session is not None
     assert (read.session.address, read.session.id) == ("a:1", "s")
     assert read.look_ahead.tolist() == [5, 6]

@@ -40,7 +40,6 @@ def test_an_interrupted_step_counts_little() -> None:
 
 
 def test_a_rare_slow_exchange_counts_in_full() -> None:
-    """If most drafts are made ahead, the few exchanges that wait are the cost."""
     costs, seen = StepCosts(), []
     for index in range(1000):
         costs.exchange.observe(4, 1.0 if index % 5 == 0 else 0.01)

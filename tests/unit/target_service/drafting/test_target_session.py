@@ -108,7 +108,7 @@ def test_nothing_that_a_drafter_says_raises(
 
 
 def session() -> TargetSession:
-    return TargetSession(SessionHandle("here:1", "s"), lambda: PROMPT, "off")
+    return TargetSession(SessionHandle("here:1", "s"), lambda: PROMPT)
 
 
 def test_each_row_holds_the_new_tokens() -> None:
@@ -138,7 +138,6 @@ def test_a_lost_session_is_restored_with_all_that_is_known() -> None:
     asked_row, state = asked
     assert state is not None
     assert (state.session, state.prompt, state.answer.tolist()) == ("s", PROMPT, [7, 8, 9])
-    assert state.draft_ahead == "off"
     assert (asked_row.position, asked_row.tokens.size, asked_row.max_drafts) == (3, 0, 3)
     assert (asked_row.temperature, asked_row.top_m) == (0.5, 4)
 
