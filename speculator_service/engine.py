@@ -12,7 +12,9 @@ from kv_transfer.engine import Engine
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
 from kv_transfer.spans import Span
-from skim_common.errors import InvalidRequestError
+from skim_common.errors import InvalidRequestError, SessionLostError
+
+NO_SESSIONS = "this engine keeps no drafting sessions"
 
 
 class TooLongError(InvalidRequestError):
@@ -75,6 +77,7 @@ class SpeculatorEngine(Engine, Protocol):
     session_limits: the drafting side opens no session beyond them (`drafting.drafter`).
     shares_device: what it reads slows the target, as on CPUs (`drafting.drafter`).
     Cancelling the task that awaits `score` aborts the request in the engine.
+    An engine that does not draft leaves out the methods of sessions.
     """
 
     supports_drafts: bool = True
@@ -94,7 +97,7 @@ class SpeculatorEngine(Engine, Protocol):
 
         Used for `draft_context: kept`, and to restore a lost session. cache_salt: as in ScoreRequest.
         """
-        ...
+        raise SessionLostError(NO_SESSIONS)
 
     async def draft(
         self, session: str, answer: Int32Array, count: int, *, temperature: float = 0.0, top_m: int = 0
@@ -108,8 +111,8 @@ class SpeculatorEngine(Engine, Protocol):
         that awaits the call stops it before its next forward; the session stays usable.
         Raises SessionLostError if the session was evicted or never opened.
         """
-        ...
+        raise SessionLostError(NO_SESSIONS)
 
     async def close_session(self, session: str) -> None:
         """Free the session's KV; does nothing if there is no such session."""
-        ...
+        return

@@ -1,8 +1,8 @@
 """A speculator engine in the tokens of a target with another tokenizer. Everything above it is as with one tokenizer.
 
-Prompts and answers come in the target's tokens. The engine below reads their text in its own tokens. Its importance is
+Prompts come in the target's tokens. The engine below reads their text in its own tokens. Its importance is
 carried back through the characters that the tokens share, so the selection, protected spans and keep rates count
-target tokens. Its drafts come back through their text, one-hot: rejection sampling is exact for any one-hot draft.
+target tokens. It drafts nothing.
 """
 
 import asyncio
@@ -11,17 +11,11 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 
-from kv_transfer.arrays import Int32Array, no_numbers
-from kv_transfer.messages import KeptPrompt
-from kv_transfer.spans import segments_of
-from skim_common.errors import SessionLostError
 from skim_common.models.info import ModelInfo, inspect_model, same_tokens
 from skim_common.models.source import is_within_reach
-from speculator_service.engine import Drafted, ScoreRequest, Scores, SpeculatorEngine, TooLongError
-from speculator_service.translation.answer import AnswerTranslation
+from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine, TooLongError
 from speculator_service.translation.token_text import TokenText
 from speculator_service.translation.translator import Translator
 
@@ -66,13 +60,12 @@ class TranslatingSpeculator(SpeculatorEngine):
     the target's tokens can be too long (`TooLongError`).
     """
 
+    supports_drafts = False
+
     def __init__(self, engine: SpeculatorEngine, translation: Translation) -> None:
         self._engine, self._translator = engine, translation.translator
-        self.supports_drafts, self.session_limits = engine.supports_drafts, engine.session_limits
-        self.shares_device = engine.shares_device
         target = translation.target
         self.info = replace(engine.info, vocab_size=target.vocab_size, fingerprint=target.fingerprint)
-        self._answers: dict[str, AnswerTranslation] = {}
 
     async def score(self, request: ScoreRequest) -> Scores:
         """See `SpeculatorEngine.score`. The time of the translation is part of `speculate`."""
@@ -85,13 +78,10 @@ class TranslatingSpeculator(SpeculatorEngine):
         questions = tuple(filter(None, map(reading.own_tokens, request.questions)))
         scores = await self._engine.score(replace(request, token_ids=reading.ids, questions=questions))
         began = perf_counter()
-        if request.keep_session:
-            self._answers[request.request_id] = AnswerTranslation(self._translator, reading.end)
         importance = torch.from_numpy(reading.importance(scores.importance.numpy()))
-        drafts = self._translator.drafts(reading.end, b"", np.array(scores.look_ahead_tokens, np.int32))
         translated += perf_counter() - began
         timings = {**scores.timings, "speculate": scores.timings.get("speculate", 0.0) + 1e3 * translated}
-        return Scores(importance, drafts[:ahead].tolist(), timings, scores.cached_tokens)
+        return Scores(importance, [], timings, scores.cached_tokens)
 
     def _check_length(self, tokens: int, look_ahead: int) -> None:
         limit = min(self._engine.info.max_model_len, self._engine.info.max_position)
@@ -100,47 +90,6 @@ class TranslatingSpeculator(SpeculatorEngine):
                 f"the prompt has {tokens} tokens in the speculator's own tokenizer and look_ahead is {look_ahead}, but "
                 f'the speculator reads at most {limit}; shorten the prompt or send "speculative_prefill": false'
             )
-
-    async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
-        """See `SpeculatorEngine.open_session`.
-
-        The text of dropped tokens is not known here. So a gap has as many positions as tokens of the target.
-        """
-        segments = segments_of(prompt.positions)
-        sizes = segments[:, 1] - segments[:, 0]
-        parts = np.split(prompt.token_ids, np.cumsum(sizes)[:-1])
-        # The speculator's BOS is the first token that it reads, wherever its segment stands in the text.
-        readings = [self._translator.read(part, start=at == 0) for at, part in enumerate(parts)]
-        starts = np.empty(len(parts), np.int32)
-        begin = end = 0
-        for at in np.argsort(segments[:, 0]):  # the order of the text
-            begin += int(segments[at, 0]) - end
-            starts[at] = begin
-            begin, end = begin + readings[at].ids.size, int(segments[at, 1])
-        positions = [start + np.arange(r.ids.size, dtype=np.int32) for start, r in zip(starts, readings, strict=True)]
-        ids = np.concatenate([reading.ids for reading in readings])
-        kept = KeptPrompt(ids, np.concatenate(positions), begin + prompt.context_length - end)
-        await self._engine.open_session(session, kept, cache_salt=cache_salt)
-        self._answers[session] = AnswerTranslation(self._translator, readings[int(segments[:, 0].argmax())].end)
-
-    async def draft(
-        self, session: str, answer: Int32Array, count: int, *, temperature: float = 0.0, top_m: int = 0
-    ) -> Drafted:
-        """See `SpeculatorEngine.draft`. Drafts are greedy and one-hot at any temperature."""
-        translation = self._answers.get(session)
-        if translation is None:
-            raise SessionLostError(f"session {session} is not on this speculator: it was closed or never opened")
-        read = translation.read(answer)
-        if read is None:
-            return Drafted(no_numbers())
-        own, before, partial = read
-        drafted = await self._engine.draft(session, own, count)
-        return Drafted(self._translator.drafts(before, partial, drafted.tokens)[:count])
-
-    async def close_session(self, session: str) -> None:
-        """See `SpeculatorEngine.close_session`."""
-        self._answers.pop(session, None)
-        await self._engine.close_session(session)
 
     async def stats(self) -> dict[str, Any]:
         """See `SpeculatorEngine.stats`."""

@@ -72,28 +72,6 @@ class TokenText:
         """The joined text of token ids."""
         return b"".join([self.pieces[token] for token in np.asarray(ids).tolist()])
 
-    def going_on(self, before: bytes, text: bytes) -> list[int] | None:
-        """The ids of `text` where it stands after `before`; together they are valid UTF-8.
-
-        Where the tokenizer joins the end of `before` and the start of `text` in one token, these are the ids of `text`
-        alone. None if those are not exactly `text`: the tokenizer normalises it, or adds a space at its start.
-        """
-        for known in (before, b""):
-            try:
-                ids = self._backend.encode((known + text).decode(), add_special_tokens=False).ids
-            except UnicodeDecodeError:
-                continue
-            pieces = [self.pieces[token] for token in ids]
-            joined = b"".join(pieces)
-            added = len(joined) - len(known) - len(text)
-            if added not in (0, 1) or joined[added:] != known + text:
-                continue
-            edges = np.cumsum([0, *map(len, pieces)])
-            at = int(np.searchsorted(edges, added + len(known), "right")) - 1
-            if edges[at] == added + len(known):
-                return ids[at:]
-        return None
-
 
 def _reader(backend: Any, name: str) -> Any:
     """The function that gives a token's bytes, after the tokenizer's decoder (tokenizers.decoders)."""
