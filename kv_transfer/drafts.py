@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.arrays import Float32Array, Int32Array, no_numbers, no_scores
-from kv_transfer.messages import KeptPrompt
 from skim_common.errors import WireError
 
 UNDRAFTED = 2
@@ -26,8 +25,8 @@ _SUM_TOLERANCE = 1e-3
 class DraftRow:
     """One request in one step.
 
-    session: the session's id. position: number of answer tokens before `tokens`. tokens: int32 [A], the tokens that
-    joined the answer since the last exchange (accepted drafts, then the replacement or bonus token). max_drafts: K, the
+    session: the session's id. position: number of answer tokens before `tokens`. tokens: int32 [A], the answer's end:
+    what joined it since the last exchange (accepted drafts, then the replacement or bonus token). max_drafts: K, the
     number of drafts to return; with 0 the row only reports tokens. temperature: 0 asks for greedy drafts. top_m: number
     of (id, probability) pairs of q per draft; 0 asks for one-hot drafts (greedy decoding or structured output), which
     need no q.
@@ -42,25 +41,11 @@ class DraftRow:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SessionState:
-    """A lost session as the target knows it. From it the speculator can draft again, over the kept tokens.
-
-    cache_salt: the request's.
-    """
-
-    session: str
-    prompt: KeptPrompt
-    answer: Int32Array
-    cache_salt: str | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class DraftRequest:
     """sequence: the reply repeats it; DraftClient sets its own on the wire. closed: sessions whose requests ended."""
 
     sequence: int
     rows: list[DraftRow] = field(default_factory=list)
-    restored: list[SessionState] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
 
 
@@ -82,11 +67,10 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftReply:
-    """sequence: as in the request. lost: sessions that this replica lacks; the target sends their SessionState."""
+    """sequence: as in the request."""
 
     sequence: int
     drafts: list[Draft] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
 
 
 def check_answers(reply: DraftReply, request: DraftRequest) -> None:
@@ -104,9 +88,6 @@ def check_answers(reply: DraftReply, request: DraftRequest) -> None:
         count = draft.tokens.size
         if count > row.max_drafts or draft.q_ids.size > count * row.top_m:
             raise WireError(f"more drafts, or more of q, came for session {draft.session!r} than were asked for")
-    asked = rows.keys() | {state.session for state in request.restored}
-    if not asked.issuperset(reply.lost):
-        raise WireError("a session is said to be lost that was not asked for")
 
 
 def check_q(tokens: Int32Array, widths: npt.NDArray[np.int64], ids: Int32Array, probs: Float32Array) -> None:

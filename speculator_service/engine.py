@@ -95,7 +95,7 @@ class SpeculatorEngine(Engine, Protocol):
     async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
         """Open a session over a kept prompt, prefilled at its original positions.
 
-        Used for `draft_context: kept`, and to restore a lost session. cache_salt: as in ScoreRequest.
+        Used for `draft_context: kept`. cache_salt: as in ScoreRequest.
         """
         raise SessionLostError(NO_SESSIONS)
 

@@ -9,7 +9,7 @@ DRAFT = "skim.speculator.draft"
 
 
 class DraftSpans:
-    """The open spans, by session. A restored session has none, because its trace is unknown here."""
+    """The open spans, by session."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer

@@ -133,7 +133,6 @@ _ALL = (
     Metric("skim_speculator_draft_requests_total", "counter", "draft requests in these exchanges, one per session"),
     Metric("skim_speculator_drafts_total", "counter", "tokens drafted"),
     Metric("skim_speculator_opened_total", "counter", "sessions opened by a selection"),
-    Metric("skim_speculator_restored_total", "counter", "sessions restored from the state that a target sent"),
     Metric(
         "skim_speculator_refused_total",
         "counter",
@@ -190,9 +189,6 @@ _ALL = (
         merge="mean",
     ),
     Metric("skim_target_exchanges_total", "counter", "exchanges with a speculator"),
-    Metric("skim_target_restored_total", "counter", "sessions sent again to a speculator that lost them"),
-    Metric("skim_target_resumed_total", "counter", "sessions that got drafts again after an interruption"),
-    Metric("skim_target_moved_total", "counter", "sessions moved to another speculator"),
     Metric("skim_target_fallbacks_total", "counter", "steps without the requested drafts, by reason", ("reason",)),
     Metric("skim_target_channel_total", "counter", "events on the draft channel", ("event",)),
     Metric("skim_target_transfers_total", "counter", "completed transfers of KV blocks (split target)"),

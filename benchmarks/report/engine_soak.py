@@ -27,25 +27,28 @@ def describe(result: dict[str, Any]) -> str:
         f" {sum(answers[kind] for kind in FAILED):,} failed, {answers['hung']:,} had no end, and {answers['left']:,}"
         " clients left. It is a finding, too, if after a round the target gets no drafts, or a session or a block of"
         f" the KV cache is left. Findings: {'; '.join(seen) or 'none'}. *Drafts*: accepted tokens. *Steps without"
-        " drafts*: steps of requests for which the speculator was asked in vain, or not asked. *Resumed*: sessions that"
-        " had drafts again within the same answer. *Preempted*: requests that vLLM stopped and began"
-        " again: the KV cache was full."
+        " drafts*: steps of requests for which the speculator was asked in vain, or not asked. *Preempted*: requests"
+        " that vLLM stopped and began again: the KV cache was full."
     )
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows, one row per case."""
     columns = ["case", "rounds", "right answers", "failed, wrong or hung", "slowest, s", "drafts"]
-    columns += ["steps without drafts", "resumed", "preempted"]
+    columns += ["steps without drafts", "preempted"]
     rows = []
     for case, rounds in _by_case(result).items():
         bad = sum(count for found in rounds for kind, count in found["answers"].items() if kind not in FINE)
         numbers = [len(rounds), sum(found["answers"].get("answered", 0) for found in rounds), bad]
         rows.append(
-            [case, *map(str, numbers), f"{max(found['slowest_s'] for found in rounds):.1f}"]
-            + [f"{sum(found['accepted'] for found in rounds):,}"]
-            + [f"{sum(sum(found['fallbacks'][why] for why in WITHOUT_DRAFTS) for found in rounds):,}"]
-            + [str(sum(found[name] for found in rounds)) for name in ("resumed", "preempted")]
+            [
+                case,
+                *map(str, numbers),
+                f"{max(found['slowest_s'] for found in rounds):.1f}",
+                f"{sum(found['accepted'] for found in rounds):,}",
+                f"{sum(sum(found['fallbacks'][why] for why in WITHOUT_DRAFTS) for found in rounds):,}",
+                str(sum(found["preempted"] for found in rounds)),
+            ]
         )
     return columns, rows
 

@@ -82,7 +82,6 @@ class DraftClient:
     ) -> None:
         """address: host:port. The first exchange connects. deadline_s: the longest deadline, see ExchangeDeadline."""
         self._address = address
-        self._longest_s = deadline_s
         self._deadline = ExchangeDeadline(deadline_s)
         self._token = token
         self._tls = tls
@@ -100,15 +99,12 @@ class DraftClient:
         """
         if not self._breaker.allows_call():
             return None
-        # A drafter reads the whole prompt of a session that it restores. This takes much longer than other exchanges.
-        usual = not request.restored
-        allowed, began = self._deadline.seconds() if usual else self._longest_s, time.monotonic()
+        allowed, began = self._deadline.seconds(), time.monotonic()
         try:
             reply = self._ask(request, began + allowed)
         except TimeoutError:
             self.counters["timeouts"] += 1
-            if usual:
-                self._deadline.observe(allowed)
+            self._deadline.observe(allowed)
             self._count_unanswered()
             self._failed(f"no answer within {allowed:.3g} s")
         except _StreamEndedError as e:
@@ -117,7 +113,7 @@ class DraftClient:
             self.counters["broken"] += 1
             self._failed(str(e))
         else:
-            if usual and reply.drafts:
+            if reply.drafts:
                 self._deadline.observe(time.monotonic() - began)
             self._succeeded()
             return replace(reply, sequence=request.sequence)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from kv_transfer.arrays import Int32Array
-from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState, check_q
+from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, check_q
 from skim_common.errors import WireError
 
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -31,7 +31,6 @@ class RequestColumns(msgspec.Struct, frozen=True):
     temperatures: list[Temperature]
     top_ms: list[Natural]
     tokens: bytearray
-    restored: list[SessionState]
     closed: list[str]
 
     @classmethod
@@ -46,7 +45,6 @@ class RequestColumns(msgspec.Struct, frozen=True):
             [row.temperature for row in rows],
             [row.top_m for row in rows],
             _pack([row.tokens for row in rows], np.int32),
-            request.restored,
             request.closed,
         )
 
@@ -57,7 +55,7 @@ class RequestColumns(msgspec.Struct, frozen=True):
         wanted = (self.max_drafts, self.temperatures, self.top_ms)
         # strict: columns of unequal length raise ValueError, which the codec turns into WireError.
         columns = zip(self.sessions, self.positions, tokens, *wanted, strict=True)
-        return DraftRequest(self.sequence, [DraftRow(*row) for row in columns], self.restored, self.closed)
+        return DraftRequest(self.sequence, [DraftRow(*row) for row in columns], self.closed)
 
 
 class ReplyColumns(msgspec.Struct, frozen=True):
@@ -74,7 +72,6 @@ class ReplyColumns(msgspec.Struct, frozen=True):
     tokens: bytearray
     q_ids: bytearray
     q_probs: bytearray
-    lost: list[str]
 
     @classmethod
     def of(cls, reply: DraftReply) -> "ReplyColumns":
@@ -88,7 +85,6 @@ class ReplyColumns(msgspec.Struct, frozen=True):
             _pack([draft.tokens for draft in drafts], np.int32),
             _pack([draft.q_ids for draft in drafts], np.int32),
             _pack([draft.q_probs for draft in drafts], np.float32),
-            reply.lost,
         )
 
     def message(self) -> DraftReply:
@@ -100,7 +96,7 @@ class ReplyColumns(msgspec.Struct, frozen=True):
         if q_ids.size:
             check_q(tokens, np.repeat(self.widths, self.counts), q_ids, q_probs)
         columns = zip(self.sessions, self.positions, *rows, strict=True)
-        return DraftReply(self.sequence, [Draft(*row) for row in columns], self.lost)
+        return DraftReply(self.sequence, [Draft(*row) for row in columns])
 
 
 def _width(draft: Draft) -> int:

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from kv_transfer.arrays import no_numbers
-from kv_transfer.drafts import SessionState
 from kv_transfer.messages import Selection, SelectRequest
 from speculator_service.drafting.drafter import DraftService
 
@@ -19,7 +17,7 @@ def begin_drafts(drafts: DraftService, request: SelectRequest, selection: Select
         return selection
     session = kept.session.id
     if context == "kept":
-        begun = drafts.read(SessionState(session, kept, no_numbers(), request.cache_salt))
+        begun = drafts.read(session, kept, request.cache_salt)
     else:
         begun = drafts.adopt(session, kept.look_ahead_tokens, tokens=kept.context_length)
     return selection if begun else replace(selection, kept=replace(kept, session=None))

@@ -5,11 +5,12 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kv_transfer.arrays import Int32Array, no_numbers
-from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState
+from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
+from kv_transfer.messages import KeptPrompt
 from skim_common.errors import SessionLostError, SkimError
 from speculator_service.drafting.drafter_session import DrafterSession, DraftParams
 from speculator_service.engine import Drafted, SpeculatorEngine
@@ -24,7 +25,7 @@ READ_BEHIND = 1 / 32
 class Counters:
     """Counts since the start. rounds: messages that contain rows. draft_requests: rows in these messages.
 
-    drafts: tokens sent. opened: sessions adopted after a selection. restored: sessions opened from a SessionState.
+    drafts: tokens sent. opened: sessions adopted after a selection.
     refused: selections that got no session because the engine drafts for as many answers as it can. evicted: sessions
     closed because they were idle. lost: rows whose session is not here.
     """
@@ -33,7 +34,6 @@ class Counters:
     draft_requests: int = 0
     drafts: int = 0
     opened: int = 0
-    restored: int = 0
     refused: int = 0
     evicted: int = 0
     lost: int = 0
@@ -42,10 +42,9 @@ class Counters:
 class DraftService:
     """The drafting side of one speculator replica, over any engine.
 
-    A session begins with `adopt`, after a selection, or with a SessionState in a DraftRequest, if it is within the
-    engine's `session_limits`. No session ends to make room for another one: opening it again would cost more than its
-    drafts save. It ends with its request, or is evicted if it is idle for too long. Later rows of an evicted session
-    are answered with `lost`.
+    A session begins with `adopt` or `read`, after a selection, if it is within the engine's `session_limits`. It ends
+    with its request, if it is idle for too long, or if the engine lost it, and not to make room for another one. Later
+    rows of an ended session get no drafts.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class DraftService:
         self._idle_s = idle_s
         self._clock, self._on_end = clock, on_end
         self._sessions: OrderedDict[str, DrafterSession] = OrderedDict()  # the least recently used first
-        self._ending: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def metrics(self) -> dict[str, int]:
@@ -83,20 +81,18 @@ class DraftService:
         self.counters.opened += 1
         return True
 
-    def read(self, state: SessionState) -> bool:
+    def read(self, name: str, prompt: KeptPrompt, cache_salt: str | None) -> bool:
         """As `adopt`, for a session over the kept prompt. Until the engine has read it, its rows get no drafts.
 
         It reads now, while the target reads the same tokens. If both share a device, that would delay the first token,
         so it reads when the answer is `READ_BEHIND` of the prompt: a short answer ends before that, and costs no read.
         """
-        tokens = int(state.prompt.token_ids.size)
-        if not self.adopt(state.session, state.prompt.look_ahead_tokens, tokens=tokens):
+        if not self.adopt(name, prompt.look_ahead_tokens, tokens=int(prompt.token_ids.size)):
             return False
-        session = self._sessions[state.session]
+        session = self._sessions[name]
         session.opening = True
         info = self._engine.info
-        prompt = state.prompt.in_reading_order(min(info.max_model_len, info.max_position))
-        session.unread = replace(state, prompt=prompt)
+        session.unread = prompt.in_reading_order(min(info.max_model_len, info.max_position)), cache_salt
         if not self._engine.shares_device:
             self._read_kept(session)
         return True
@@ -104,25 +100,20 @@ class DraftService:
     def _read_kept(self, session: DrafterSession) -> None:
         """Begin to read the session's kept prompt."""
         assert session.unread is not None
-        session.work, session.unread = self._start(self._open(session, session.unread)), None
+        session.work, session.unread = self._start(self._open(session, *session.unread)), None
 
     async def handle(self, request: DraftRequest) -> DraftReply:
-        """Answer one step of a target. No row raises: a failed row gets no draft, a missing session counts as lost."""
+        """Answer one step of a target. No row raises: a failed row, or one whose session is not here, gets no draft."""
         for session in request.closed:
             self._close(session)
-        for state in request.restored:
-            self._restore(state)
         if not request.rows:
             return DraftReply(request.sequence)
-        answers = await asyncio.gather(*(self._row(row) for row in request.rows))
-        drafts = [a for a in answers if isinstance(a, Draft)]
-        lost = [a for a in answers if isinstance(a, str)]
+        drafts = list(filter(None, await asyncio.gather(*(self._row(row) for row in request.rows))))
         self.counters.rounds += 1
         self.counters.draft_requests += len(request.rows)
         self.counters.drafts += sum(int(d.tokens.size) for d in drafts)
-        self.counters.lost += len(lost)
         self.evict()
-        return DraftReply(request.sequence, drafts, lost)
+        return DraftReply(request.sequence, drafts)
 
     def evict(self) -> None:
         """Close sessions that were idle for too long."""
@@ -151,28 +142,11 @@ class DraftService:
         self._sessions.move_to_end(name)
         return session
 
-    def _restore(self, state: SessionState) -> None:
-        """Open a lost session again from its kept prompt. Its rows get no drafts until then; other rows do not wait.
-
-        Without room it stays lost, and the target asks less and less often.
-        """
-        session, tokens = self._sessions.get(state.session), int(state.prompt.token_ids.size)
-        if session is None:
-            if not self._has_room(tokens):
-                return
-            session = self._add(state.session, tokens)
-            session.opening = True
-            session.work = self._start(self._open(session, state, restores=True))
-        session.set_answer(state.answer)
-
-    async def _open(self, session: DrafterSession, state: SessionState, *, restores: bool = False) -> None:
+    async def _open(self, session: DrafterSession, prompt: KeptPrompt, cache_salt: str | None) -> None:
         try:
             async with session.lock:
-                if ending := self._ending.get(session.id):
-                    await asyncio.wait({ending})
-                await self._engine.open_session(session.id, state.prompt, cache_salt=state.cache_salt)
+                await self._engine.open_session(session.id, prompt, cache_salt=cache_salt)
             session.opening = False
-            self.counters.restored += restores
         except Exception as error:
             self._forget(session)
             _report(session.id, error)
@@ -185,7 +159,7 @@ class DraftService:
         session = self._sessions.pop(name, None)
         if session is not None:
             self._on_end(session)
-            self._ending[name] = self._start(self._end(session))
+            self._start(self._end(session))
 
     async def _end(self, session: DrafterSession) -> None:
         """Stop the engine's work for the session, then free the session."""
@@ -195,15 +169,13 @@ class DraftService:
                 await self._engine.close_session(session.id)
         except Exception as error:
             _report(session.id, error)
-        finally:
-            if self._ending.get(session.id) is asyncio.current_task():
-                del self._ending[session.id]
 
-    async def _row(self, row: DraftRow) -> Draft | str | None:
-        """Answer one row: a Draft, the session's id if it is lost, or None for no draft this time."""
+    async def _row(self, row: DraftRow) -> Draft | None:
+        """Answer one row; None for no draft this time."""
         session = self._sessions.get(row.session)
         if session is None:
-            return row.session
+            self.counters.lost += 1
+            return None
         session.used = self._clock()
         self._sessions.move_to_end(row.session)
         try:
@@ -220,8 +192,9 @@ class DraftService:
                 return None
             drafted = work.result()
         except SessionLostError:
+            self.counters.lost += 1
             self._forget(session)
-            return row.session
+            return None
         except Exception as error:
             _report(row.session, error)
             return None

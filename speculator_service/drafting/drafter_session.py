@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.arrays import Int32Array, no_numbers
-from kv_transfer.drafts import DraftRow, SessionState
+from kv_transfer.drafts import DraftRow
+from kv_transfer.messages import KeptPrompt
 from skim_common.errors import SessionLostError
 from speculator_service.engine import Drafted
 
@@ -38,8 +39,8 @@ class DrafterSession:
     prompt_tokens: of the prompt that the drafts continue.
 
     sent: the drafts of the last reply, until the target answers them. params: how they were drafted. opening: the kept
-    prompt is not prefilled yet. unread: the kept prompt, until its prefill begins. work: the engine's latest work for a
-    row, or the opening; it holds the lock.
+    prompt is not prefilled yet. unread: the kept prompt and its cache salt, until its prefill begins. work: the latest
+    work of the engine for a row, or the opening; it holds the lock.
     rounds: replies with drafts. drafts: tokens in these replies, plus the look-ahead tokens. accepted: accepted drafts.
     """
 
@@ -50,7 +51,7 @@ class DrafterSession:
     sent: Drafted = NOTHING
     params: DraftParams = NO_DRAFTS
     opening: bool = False
-    unread: SessionState | None = None
+    unread: tuple[KeptPrompt, str | None] | None = None
     work: asyncio.Task[Any] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     rounds: int = 0
@@ -63,28 +64,19 @@ class DrafterSession:
         return self.prompt_tokens + int(self.answer.size)
 
     def extend(self, row: DraftRow) -> None:
-        """Add a row's tokens to the answer. A row may repeat known tokens, or shorten the answer (a rollback).
+        """The answer ends with the row's tokens now. A row may repeat known tokens, or take some back.
 
-        Raises SessionLostError if the row leaves a gap or contradicts the known answer; the target must then restore
-        the session.
+        Raises SessionLostError if the row leaves a gap.
         """
         position, tokens = row.position, row.tokens
         if not 0 <= position <= self.answer.size or (tokens < 0).any():
             raise SessionLostError(f"session {self.id}: {position} tokens are not where its answer can go on")
-        known = self.answer[position : position + tokens.size]
-        if not np.array_equal(known, tokens[: known.size]):
-            raise SessionLostError(f"session {self.id}: the target's answer is not the one that was told before")
-        new = tokens[known.size :]
+        new = tokens[self.answer.size - position :]
         if new.size:
             same = self.sent.tokens[: new.size] == new[: self.sent.tokens.size]
             self.accepted += int(np.cumprod(same).sum())
-        self.set_answer(np.concatenate([self.answer[:position], tokens]))
-        self.params = _params(row)
-
-    def set_answer(self, answer: Int32Array) -> None:
-        """Replace the answer."""
-        self.answer = np.asarray(answer, np.int32)
-        self.sent = NOTHING
+        self.answer = np.concatenate([self.answer[:position], tokens]).astype(np.int32, copy=False)
+        self.sent, self.params = NOTHING, _params(row)
 
     def cancel(self) -> None:
         """Cancel the engine's work for the session."""

@@ -1,7 +1,7 @@
 """The requests of a target worker that may get drafts: their draft counts, their sources of drafts, and statistics."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,12 +9,13 @@ import numpy as np
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import UNDRAFTED
-from kv_transfer.messages import KeptPrompt
 from target_service.drafting.acceptance import PositionAcceptance
 from target_service.drafting.draft_count import DraftCounts
 from target_service.drafting.exchange import ProposalRequest
 from target_service.drafting.settings import DraftSettings
 from target_service.drafting.target_session import Proposal, TargetSession, one_hot
+
+COUNTS = ("rounds", "drafts", "accepted", "look_ahead", "no_session", "no_draft")
 
 
 @dataclass(slots=True)
@@ -84,14 +85,12 @@ class DraftedRequests:
     def get(self, request_id: str) -> DraftedRequest | None:
         return self._requests.get(request_id)
 
-    def begin(
-        self, request_id: str, settings: DraftSettings, prompt: Callable[[], KeptPrompt], temperature: float, top_m: int
-    ) -> None:
-        """Add a request. prompt: returns its kept prompt, in case the drafter loses the session."""
+    def begin(self, request_id: str, settings: DraftSettings, temperature: float, top_m: int) -> None:
+        """Add a request."""
         session = None
         if settings.session is not None and (key := (settings.session.address, settings.session.id)) not in self._owned:
             self._owned.add(key)
-            session = TargetSession(settings.session, prompt, settings.cache_salt)
+            session = TargetSession(settings.session)
         self._requests[request_id] = DraftedRequest(
             min(settings.max_drafts, self._most),
             settings.adaptive,
@@ -102,18 +101,18 @@ class DraftedRequests:
             top_m,
         )
 
-    def restart(self, request_id: str) -> None:
-        """The answer of this request has become shorter. The drafter must restore its session."""
+    def roll_back(self, request_id: str, answered: int) -> None:
+        """The answer of this request has become shorter: `answered` tokens."""
         request = self._requests.get(request_id)
         if request is not None and request.session is not None:
-            request.session.mark_lost()
+            request.session.roll_back(answered)
 
     def finish(self, request_id: str) -> TargetSession | None:
         """Remove a request. Returns its session, which ends too."""
         request = self._requests.pop(request_id, None)
         if request is None or request.session is None:
             return None
-        self._owned.discard(request.session.origin)
+        self._owned.discard((request.session.address, request.session.id))
         return request.session
 
     def observe(self, request_id: str, drafts: int, accepted: int) -> None:
@@ -147,7 +146,12 @@ class DraftedRequests:
                 free[row.request_id] = one_hot(tokens)
             elif request.session is None:
                 self._counters["no_session"] += 1
-            elif row.answer.size >= UNDRAFTED:
+            elif row.answer.size < UNDRAFTED:
+                continue
+            elif request.session.rests():
+                request.chosen = 0
+                self._counters["no_draft"] += 1
+            else:
                 (adaptive if request.adaptive else fixed).append((row, request))
         counts = [min(request.most, row.room) for row, request in fixed]
         if self.counts.rest():
@@ -172,11 +176,12 @@ class DraftedRequests:
     def stats(self) -> dict[str, Any]:
         """Counts since the start.
 
-        rounds: verifications. look_ahead: look-ahead tokens used as drafts. no_session: steps of requests that may have
-        drafts but have no session. chosen: how often each K was chosen. acceptance: moving average over all requests.
+        rounds: verifications. look_ahead: look-ahead tokens used as drafts. no_session, no_draft: steps of requests
+        that may have drafts, but have no session, or one that rests. chosen: how often each K was chosen. acceptance:
+        moving average over all requests.
         """
         return {
-            **{name: self._counters[name] for name in ("rounds", "drafts", "accepted", "look_ahead", "no_session")},
+            **{name: self._counters[name] for name in COUNTS},
             "drafts_per_position": list(self._drafts_at),
             "accepted_per_position": list(self._accepted_at),
             "acceptance": float(self._acceptance.rates[0]),

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from kv_transfer.arrays import Int32Array
-from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow, SessionState
+from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
 from target_service.drafting.target_session import Proposal, TargetSession, checked_proposal
 
-FALLBACKS = ("timeout", "unreachable", "breaker", "broken", "lost", "no_draft")
-
-MOVE_AFTER = 3
-"""After this many unanswered exchanges in a row, a drafter's sessions move to another drafter."""
+FALLBACKS = ("timeout", "unreachable", "breaker", "broken", "no_draft")
 
 MAX_CLOSED = 4096
 """Limit for the ended sessions remembered per unreachable drafter; the drafter evicts the others when they are idle."""
@@ -45,18 +42,14 @@ class _Drafter:
     client: Client
     closed: list[str] = field(default_factory=list)
     pending: list[tuple[ProposalRequest, DraftRow]] = field(default_factory=list)
-    restored: list[SessionState] = field(default_factory=list)
-    answered: bool = False
-    failures: int = 0  # since it last answered
+    failed: bool = False  # it did not answer the last message
 
 
 class DraftExchange:
     """The connections to all drafters that the running requests have sessions with.
 
-    connect: creates the client for an address. counters: exchanges (messages), restored (sessions sent as
-    SessionState), resumed (sessions that got drafts again after an interruption), moved (sessions that went to another
-    drafter because theirs is gone), and for each reason in FALLBACKS the steps of requests that did not get their
-    drafts.
+    connect: creates the client for an address. counters: exchanges (messages), and for each reason in FALLBACKS the
+    rows that did not get their drafts.
     """
 
     def __init__(self, connect: Callable[[str], Client], vocab_size: int) -> None:
@@ -69,10 +62,8 @@ class DraftExchange:
         """Exchange a message with each drafter; the valid proposals. Blocks until the clients' deadline at most."""
         asked: defaultdict[str, list[ProposalRequest]] = defaultdict(list)
         for request in requests:
-            self._choose_drafter(request.session)
             asked[request.session.address].append(request)
         drafters = [self._prepared(address, rows) for address, rows in asked.items()]
-        drafters = [d for d in drafters if d.pending]
         replies = [self._exchange(drafters[0])] if len(drafters) == 1 else self._threads.map(self._exchange, drafters)
         proposals: dict[TargetSession, Proposal] = {}
         for drafter, (reply, reason) in zip(drafters, replies, strict=True):
@@ -93,9 +84,9 @@ class DraftExchange:
         did not answer last time is left for later. None: no request runs.
         """
         for address, drafter in self._drafters.items():
-            later = busy is not None and (address in busy or drafter.failures)
+            later = busy is not None and (address in busy or drafter.failed)
             if drafter.closed and not later:
-                drafter.pending, drafter.restored = [], []
+                drafter.pending = []
                 reply, reason = self._exchange(drafter)
                 self._take(drafter, reply, reason, {})
 
@@ -105,7 +96,7 @@ class DraftExchange:
         for drafter in self._drafters.values():
             channel.update(drafter.client.counters)
         return {
-            **{name: self.counters[name] for name in ("exchanges", "restored", "resumed", "moved")},
+            "exchanges": self.counters["exchanges"],
             "fallbacks": {reason: self.counters[reason] for reason in FALLBACKS},
             "channel": dict(channel),
         }
@@ -115,19 +106,6 @@ class DraftExchange:
             drafter.client.close()
         self._threads.shutdown(wait=False)
 
-    def _choose_drafter(self, session: TargetSession) -> None:
-        """Move a session whose drafter is gone to a drafter that answers; it is restored there.
-
-        If no drafter answers, the session returns to its first drafter, which is the most likely to restart.
-        """
-        if self._drafter(session.address).failures < MOVE_AFTER:
-            return
-        answering = [address for address, other in self._drafters.items() if other.answered and not other.failures]
-        address = answering[-1] if answering else session.origin[0]
-        if address != session.address:
-            session.move(address)
-            self.counters["moved"] += 1
-
     def _drafter(self, address: str) -> _Drafter:
         if address not in self._drafters:
             self._drafters[address] = _Drafter(self._connect(address))
@@ -135,58 +113,36 @@ class DraftExchange:
 
     def _prepared(self, address: str, requests: list[ProposalRequest]) -> _Drafter:
         drafter = self._drafter(address)
-        drafter.pending, drafter.restored = [], []
-        for request in requests:
-            session = request.session
-            sent = session.ask(request.answer, request.drafts, request.temperature, request.top_m)
-            if sent is None:
-                self.counters["lost"] += 1
-                continue
-            row, state = sent
-            drafter.pending.append((request, row))
-            if state is not None:
-                drafter.restored.append(state)
-        self.counters["restored"] += len(drafter.restored)
+        drafter.pending = [
+            (asked, asked.session.ask(asked.answer, asked.drafts, asked.temperature, asked.top_m)) for asked in requests
+        ]
         return drafter
 
     def _exchange(self, drafter: _Drafter) -> tuple[DraftReply | None, str]:
         """The reply, or None and the reason."""
         rows = [row for _, row in drafter.pending]
         before = Counter(drafter.client.counters)
-        reply = drafter.client.exchange(DraftRequest(0, rows, drafter.restored, list(drafter.closed)))
+        reply = drafter.client.exchange(DraftRequest(0, rows, list(drafter.closed)))
         return reply, "" if reply is not None else _failure(Counter(drafter.client.counters) - before)
 
     def _take(
         self, drafter: _Drafter, reply: DraftReply | None, reason: str, proposals: dict[TargetSession, Proposal]
     ) -> None:
         self.counters["exchanges"] += 1
-        drafter.answered |= reply is not None
-        drafter.failures = 0 if reply is not None else drafter.failures + 1
+        drafter.failed = reply is None
         if reply is None:
-            for request, _ in drafter.pending:
-                self._fall_back(request.session, reason)
+            self.counters[reason] += len(drafter.pending)
             return
         drafter.closed.clear()
         drafts = {draft.session: draft for draft in reply.drafts}
-        lost = set(reply.lost)
         for request, row in drafter.pending:
-            session, draft = request.session, drafts.get(row.session)
-            if row.session in lost:
-                session.mark_lost()
-                self._fall_back(session, "lost")
-                continue
-            session.acknowledge(row)
+            draft = drafts.get(row.session)
+            request.session.acknowledge(row, drafted=draft is not None)
             proposal = checked_proposal(draft, self._vocab_size) if draft else None
             if proposal is None:
-                self._fall_back(session, "broken" if draft else "no_draft")
+                self.counters["broken" if draft else "no_draft"] += 1
             elif proposal.tokens.size:
-                proposals[session] = proposal
-                self.counters["resumed"] += session.mark_drafted()
-
-    def _fall_back(self, session: TargetSession, reason: str) -> None:
-        # "no_draft" is no interruption: the drafter answered.
-        session.interrupted |= reason != "no_draft"
-        self.counters[reason] += 1
+                proposals[request.session] = proposal
 
 
 def _failure(counted: Counter[str]) -> str:

@@ -15,17 +15,13 @@ DRAFTING = "skim_drafting"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftSettings:
-    """max_drafts: the highest K; 0: no drafts. look_ahead: int32 [N], the first drafts. q_top: pairs of q per draft.
-
-    cache_salt: sent to the speculator if it must restore the session.
-    """
+    """max_drafts: the highest K; 0: no drafts. look_ahead: int32 [N], the first drafts. q_top: pairs of q per draft."""
 
     max_drafts: int
     adaptive: bool
     q_top: int
     look_ahead: Int32Array
     session: SessionHandle | None
-    cache_salt: str | None = None
 
 
 def encode_settings(request: GenerateRequest) -> dict[str, Any]:
@@ -37,7 +33,6 @@ def encode_settings(request: GenerateRequest) -> dict[str, Any]:
         "q_top": decode.q_top,
         "look_ahead": request.prompt.look_ahead_tokens.astype("<i4").tobytes(),
         "session": [session.address, session.id] if session else None,
-        "cache_salt": request.cache_salt,
     }
 
 
@@ -52,7 +47,6 @@ def draft_settings(extra_args: Mapping[str, Any] | None) -> DraftSettings | None
         q_top=sent["q_top"],
         look_ahead=np.frombuffer(sent["look_ahead"], "<i4"),
         session=SessionHandle(*sent["session"]) if sent["session"] else None,
-        cache_salt=sent["cache_salt"],
     )
 
 

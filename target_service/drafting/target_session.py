@@ -3,17 +3,16 @@
 Bookkeeping over `kv_transfer.drafts`: nothing here waits, and no content of a draft can raise an error.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from kv_transfer.arrays import Float32Array, Int32Array
-from kv_transfer.drafts import Draft, DraftRow, SessionState
-from kv_transfer.messages import KeptPrompt, SessionHandle
+from kv_transfer.drafts import Draft, DraftRow
+from kv_transfer.messages import SessionHandle
 
-MAX_RESTORE_AFTER = 64
-"""A session that is lost repeatedly is restored after 1, 2, 4, ... rounds, at most 64."""
+MAX_REST = 64
+"""Steps without a question to a drafter that has no drafts: 1, 2, 4, ... after each answer without them, at most 64."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,60 +43,28 @@ def checked_proposal(draft: Draft, vocab_size: int) -> Proposal | None:
 
 
 class TargetSession:
-    """The session of one request. prompt: returns the kept prompt; called only to restore a lost session.
+    """The session of one request. It rests after answers without drafts: its prompt is not read yet, or it is gone."""
 
-    cache_salt: sent to the drafter when the session is restored.
-    """
-
-    def __init__(
-        self,
-        session: SessionHandle,
-        prompt: Callable[[], KeptPrompt],
-        cache_salt: str | None = None,
-    ) -> None:
+    def __init__(self, session: SessionHandle) -> None:
         self.address, self.id = session.address, session.id
-        self.origin = session.address, session.id
-        self._prompt, self._cache_salt = prompt, cache_salt
         self._acknowledged = 0
-        self._lost = False
-        self._wait, self._restore_after = 0, 1
-        self.interrupted = False
-        """Whether the session is without drafts since a failure."""
+        self._left, self._rest = 0, 0
 
-    def ask(
-        self, answer: Int32Array, drafts: int, temperature: float, top_m: int
-    ) -> tuple[DraftRow, SessionState | None] | None:
-        """The row that asks for `drafts` tokens after `answer`, and the SessionState if the session must be restored.
+    def rests(self) -> bool:
+        """Whether the drafter is not asked in this step. Call it once per step."""
+        self._left = max(self._left - 1, 0)
+        return self._left > 0
 
-        None while a lost session waits before it is restored.
-        """
-        restored = None
-        if self._lost:
-            self._wait -= 1
-            if self._wait > 0:
-                return None
-            self._restore_after = min(2 * self._restore_after, MAX_RESTORE_AFTER)
-            # The state counts as received. If it was not, the drafter reports the session as lost again.
-            self._lost, self._acknowledged = False, int(answer.size)
-            restored = SessionState(self.id, self._prompt(), answer, self._cache_salt)
-        return DraftRow(self.id, self._acknowledged, answer[self._acknowledged :], drafts, temperature, top_m), restored
+    def ask(self, answer: Int32Array, drafts: int, temperature: float, top_m: int) -> DraftRow:
+        """The row that asks for `drafts` tokens after `answer`."""
+        return DraftRow(self.id, self._acknowledged, answer[self._acknowledged :], drafts, temperature, top_m)
 
-    def acknowledge(self, row: DraftRow) -> None:
-        """The drafter answered, so it has the tokens of `row`."""
+    def acknowledge(self, row: DraftRow, *, drafted: bool) -> None:
+        """The drafter answered, so it has the tokens of `row`. drafted: with drafts."""
         self._acknowledged = row.position + int(row.tokens.size)
+        self._rest = 0 if drafted else min(max(2 * self._rest, 1), MAX_REST)
+        self._left = self._rest + bool(self._rest)
 
-    def mark_drafted(self) -> bool:
-        """The session got drafts. Returns whether this ends an interruption."""
-        self._restore_after = 1
-        resumed, self.interrupted = self.interrupted, False
-        return resumed
-
-    def move(self, address: str) -> None:
-        """Continue with the drafter at `address`, which must restore the session first."""
-        self.address = address
-        self.mark_lost()
-
-    def mark_lost(self) -> None:
-        """The drafter does not know the session."""
-        if not self._lost:
-            self._lost, self._wait = True, self._restore_after
+    def roll_back(self, answered: int) -> None:
+        """The answer has become shorter: `answered` tokens."""
+        self._acknowledged = min(self._acknowledged, answered)

@@ -43,6 +43,9 @@ pytestmark = pytest.mark.nightly
 NETWORK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_HCA": "mlx5_0"}
 
 
+TEMPERATURES = (0.0, 0.3)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
@@ -117,16 +120,18 @@ async def test_ranks_on_two_nodes_are_the_oracles(replica: Any, model: str) -> N
 
 @pytest.fixture(scope="module")
 async def address(model: str) -> AsyncIterator[str]:
-    """The draft channel of a drafter that is the target itself. It restores each session from the kept tokens."""
+    """The draft channel of a drafter that is the target itself, with a session for each temperature."""
     service = DraftService(ModelDrafter(model))
     server = DraftServer(service.handle, "127.0.0.1")
+    for temperature in TEMPERATURES:
+        service.read(f"session-{temperature}", kept_prompt(300, 50), None)
     yield f"127.0.0.1:{await server.start()}"
     await server.stop()
     await service.close()
 
 
 @pytest.mark.parametrize("replica", ["tensor_parallel"], indirect=True)
-@pytest.mark.parametrize("temperature", [0.0, 0.3])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
 async def test_both_ranks_verify_remote_drafts(replica: Any, model: str, address: str, temperature: float) -> None:
     """With a temperature, the distributions of the drafts travel from the first rank to the other node."""
     prompt = replace(kept_prompt(300, 50), session=SessionHandle(address, f"session-{temperature}"))

@@ -21,13 +21,12 @@ Drafting = Callable[[DraftRow, list[int]], Draft]
 class FakeSpeculator:
     """A draft server that stores the answer of each session. draft: makes its drafts.
 
-    It has the sessions in `known` and the restored ones. stall_s: pause before each reply, in seconds.
+    It has the sessions in `known`. stall_s: pause before each reply, in seconds.
     """
 
     def __init__(self, draft: Drafting) -> None:
         self.draft = draft
         self.known: dict[str, list[int]] = {}
-        self.restored: list[str] = []
         self.closed: list[str] = []
         self.requests: list[DraftRequest] = []
         self.stall_s = 0.0
@@ -60,22 +59,18 @@ class FakeSpeculator:
         if self.stall_s:
             await asyncio.sleep(self.stall_s)
         self.requests.append(request)
-        for state in request.restored:
-            self.known[state.session] = state.answer.tolist()
-            self.restored.append(state.session)
         for session in request.closed:
             self.closed.append(session)
             self.known.pop(session, None)
-        drafts, lost = [], []
+        drafts = []
         for row in request.rows:
             answer = self.known.get(row.session)
             if answer is None or row.position > len(answer):
-                lost.append(row.session)
                 continue
             answer[row.position :] = row.tokens.tolist()
             if row.max_drafts:
                 drafts.append(self.draft(row, answer))
-        return DraftReply(request.sequence, drafts, lost)
+        return DraftReply(request.sequence, drafts)
 
 
 class KnowingEngine:

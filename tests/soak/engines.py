@@ -118,7 +118,7 @@ def counts() -> dict[str, Any]:
         for name, gauge in GAUGES.items()
     }
     target = _stats("target")
-    counted = {name: target[name] for name in ("accepted", "fallbacks", "resumed")}
+    counted = {name: target[name] for name in ("accepted", "fallbacks")}
     return {**found, **counted, "answered": target["channel"]["exchanges"]}
 
 
@@ -161,7 +161,6 @@ def one_round(load: Load, case: str, act: Callable[[], None]) -> dict[str, Any]:
         "answers": dict(seen.kinds),
         "accepted": after["accepted"] - before["accepted"],
         "fallbacks": {why: count - before["fallbacks"][why] for why, count in after["fallbacks"].items()},
-        "resumed": after["resumed"] - before["resumed"],
         "preempted": preempted,
         "findings": [
             *[f"{bad}: {seen.examples}"] * bool(bad),

@@ -8,13 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from kv_transfer.arrays import Int32Array
 from kv_transfer.draft_channel.client import connecting
-from kv_transfer.messages import KeptPrompt
-from kv_transfer.position_map import KEPT_POSITIONS
-from kv_transfer.wire.positions import decode_positions
 from target_service.drafting.drafted_requests import AnswerRow, DraftedRequests
 from target_service.drafting.exchange import DraftExchange, ProposalRequest
 from target_service.drafting.settings import draft_settings
@@ -91,19 +86,14 @@ class RemoteDrafts:
             return
         if new.req_id in self._limits:
             # The V2 runner adds a preempted request again, perhaps without the last tokens of its answer.
-            self._requests.restart(new.req_id)
+            self._requests.roll_back(new.req_id, len(new.prefill_token_ids) - len(new.prompt_token_ids))
             return
         self._limits[new.req_id] = _Limits(len(new.prompt_token_ids), params)
-
-        def prompt() -> KeptPrompt:
-            ids, encoded = np.asarray(new.prompt_token_ids, np.int32), params.extra_args.get(KEPT_POSITIONS)
-            return KeptPrompt.dense(ids) if encoded is None else KeptPrompt(ids, *decode_positions(encoded))
-
         greedy = params.temperature < 1e-5
         # A grammar removes drafts after they were sampled, which would bias q. One-hot drafts stay exact.
         sampled = not greedy and params.structured_outputs is None
         self._requests.begin(
-            new.req_id, settings, prompt, params.temperature if sampled else 0.0, settings.q_top if sampled else 0
+            new.req_id, settings, params.temperature if sampled else 0.0, settings.q_top if sampled else 0
         )
 
     def follows(self, request_id: str) -> bool:
@@ -158,6 +148,7 @@ class RemoteDrafts:
         """Counts since the start, for metrics."""
         requests, exchange = self._requests.stats(), self._exchange.stats()
         exchange["fallbacks"]["no_session"] = requests.pop("no_session")
+        exchange["fallbacks"]["no_draft"] += requests.pop("no_draft")
         return {**requests, **exchange}
 
     def shutdown(self) -> None:

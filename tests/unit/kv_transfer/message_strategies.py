@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, SessionState
+from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
 from kv_transfer.layout import Frame, TextLayout
 from kv_transfer.messages import (
     Completion,
@@ -156,13 +156,6 @@ model_infos = st.builds(ModelInfo, names, names, ids, names, ids, ids, names, re
 
 small_id_arrays = arrays(np.int32, st.integers(0, 6), elements=ids)
 draft_rows = st.builds(DraftRow, names, ids, small_id_arrays, st.integers(0, 16), st.floats(0, 10), st.integers(0, 512))
-session_states = st.builds(
-    SessionState,
-    names,
-    kept_prompts(),
-    id_arrays(),
-    st.none() | names,
-)
 
 
 def by_session(rows: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -174,7 +167,6 @@ draft_requests = st.builds(
     DraftRequest,
     ids,
     by_session(draft_rows),
-    st.lists(session_states, max_size=2),
     st.lists(names, max_size=3),
 )
 
@@ -195,7 +187,7 @@ def drafts(draw: st.DrawFn) -> Draft:
     return Draft(draw(names), draw(ids), tokens, *q)
 
 
-draft_replies = st.builds(DraftReply, ids, by_session(drafts()), st.lists(names, max_size=3))
+draft_replies = st.builds(DraftReply, ids, by_session(drafts()))
 
 messages = st.one_of(
     draft_requests,

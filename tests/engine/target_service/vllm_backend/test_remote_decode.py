@@ -121,7 +121,7 @@ async def test_the_real_draft_service_does_not_change_the_answer(
     finally:
         await server.stop()
         await service.close()
-    assert (counts["lost"], counts["restored"]) == (0, 0)
+    assert counts["lost"] == 0
     assert counts["drafts"] > counts["draft_requests"] / 2
 
 
@@ -150,7 +150,7 @@ async def test_a_session_goes_on_when_another_replica_continues_the_answer(
     finally:
         await server.stop()
         await service.close()
-    assert (counts["lost"], counts["restored"]) == (0, 0)
+    assert counts["lost"] == 0
     rose = gained(before, await engine.decode_stats())
     assert 0.4 < rose["accepted"] / rose["drafts"] < 0.8
 
@@ -226,7 +226,9 @@ async def test_a_lying_drafter_changes_no_token(
         assert rose["drafts"] == 0
 
 
-async def test_drafting_resumes_after_the_drafter_died(engine: VllmTarget, speculator: FakeSpeculator) -> None:
+async def test_answers_go_on_without_drafts_after_the_drafter_died(
+    engine: VllmTarget, speculator: FakeSpeculator
+) -> None:
     """The drafter dies during answers, loses all sessions, and restarts on the same port."""
     # Long enough to run until the breaker allows a trial.
     prompts = [kept_prompt(300, 60, seed=200 + i) for i in range(4)]
@@ -243,16 +245,8 @@ async def test_drafting_resumes_after_the_drafter_died(engine: VllmTarget, specu
     assert await running == []
     rose = gained(before, await engine.decode_stats())
     assert rose["fallbacks"]["unreachable"] > 0
-    assert rose["fallbacks"]["lost"] > 0
-    assert rose["restored"] > 0
-    assert rose["resumed"] > 0
-    assert len(speculator.requests) > served
-    for state in (s for r in speculator.requests for s in r.restored):
-        case = next(c for c in cases if c.name == state.session)
-        assert state.prompt.token_ids.tolist() == case.prompt.token_ids.tolist()
-        assert state.prompt.positions.tolist() == case.prompt.positions.tolist()
-        assert state.prompt.context_length == case.prompt.context_length
-        assert state.answer.tolist() == case.answer[: state.answer.size]
+    # It is asked again, but less and less often, because it does not know the sessions.
+    assert 0 < len(speculator.requests) - served < rose["fallbacks"]["no_draft"] / 4
 
 
 async def test_a_stalled_drafter_is_waited_for_no_longer_than_the_deadline(

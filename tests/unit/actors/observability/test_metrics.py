@@ -37,7 +37,7 @@ def target_counts() -> dict[str, Any]:
         **TransferCounts(config).counts(),
         "failed_probe": 0,
     }
-    counts["fallbacks"]["no_session"] = counts.pop("no_session")
+    counts["fallbacks"] |= {name: counts.pop(name) for name in ("no_session", "no_draft")}
     counts["channel"] = DraftClient("here:1").counters
     return counts
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,13 +12,13 @@ from speculator_service.drafting.drafter import DraftService
 from speculator_service.drafting.drafter_session import DrafterSession
 from speculator_service.engine import Drafted
 from tests.unit.speculator_service.drafting.draft_toys import (
+    PROMPT,
     RememberingEngine,
     ToyEngine,
     ToyTarget,
     decode,
     ids,
     row,
-    session_state,
     settle,
 )
 
@@ -36,7 +35,7 @@ class Clock:
 async def ask(service, *rows, **request):
     reply = await service.handle(DraftRequest(7, list(rows), **request))
     assert reply.sequence == 7
-    return {d.session: d for d in reply.drafts}, reply.lost
+    return {d.session: d for d in reply.drafts}
 
 
 def opened(engine, *sessions, **options):
@@ -50,12 +49,11 @@ def opened(engine, *sessions, **options):
 async def test_rows_build_the_answer_and_drafts_continue_it():
     engine = RememberingEngine(TABLE)
     service = opened(engine, "a", "b")
-    drafts, lost = await ask(service, row("a", 0, 5), row("b", 0, 6, 7, max_drafts=1))
-    assert not lost
+    drafts = await ask(service, row("a", 0, 5), row("b", 0, 6, 7, max_drafts=1))
     assert drafts["a"].position == 1
     assert drafts["a"].tokens.tolist() == engine.next(ids(5), 3, 0, 0).tokens.tolist()
     assert drafts["b"].tokens.tolist() == engine.next(ids(6, 7), 1, 0, 0).tokens.tolist()
-    drafts, _ = await ask(service, row("a", 1, 2, 4))
+    drafts = await ask(service, row("a", 1, 2, 4))
     assert engine.drafted[-1] == ("a", [5, 2, 4])
     assert drafts["a"].position == 3
     assert service.metrics() == {
@@ -63,7 +61,6 @@ async def test_rows_build_the_answer_and_drafts_continue_it():
         "draft_requests": 3,
         "drafts": 7,
         "opened": 2,
-        "restored": 0,
         "refused": 0,
         "evicted": 0,
         "lost": 0,
@@ -74,7 +71,7 @@ async def test_rows_build_the_answer_and_drafts_continue_it():
 async def test_no_drafts_wanted_only_tells():
     engine = ToyEngine(TABLE)
     service = opened(engine, "a")
-    assert await ask(service, row("a", 0, 5, max_drafts=0)) == ({}, [])
+    assert await ask(service, row("a", 0, 5, max_drafts=0)) == {}
     assert not engine.drafted
     await ask(service, row("a", 1, 6))
     assert engine.drafted[0] == ("a", [5, 6])
@@ -91,13 +88,12 @@ async def test_a_repeated_row_and_one_that_goes_back():
     assert service.counters.lost == 0
 
 
-@pytest.mark.parametrize("wrong", [row("a", 2, 5), row("a", -1, 5), row("a", 0, 6, 6), row("a", 1, -3)])
+@pytest.mark.parametrize("wrong", [row("a", 2, 5), row("a", -1, 5), row("a", 1, -3)])
 async def test_a_row_that_does_not_fit_loses_its_session_alone(wrong):
     engine = ToyEngine(TABLE)
     service = opened(engine, "a", "b")
     await ask(service, row("a", 0, 5), row("b", 0, 5))
-    drafts, lost = await ask(service, wrong, row("b", 1, 6), row("unknown", 0, 1))
-    assert lost == ["a", "unknown"]
+    drafts = await ask(service, wrong, row("b", 1, 6), row("unknown", 0, 1))
     assert list(drafts) == ["b"]
     await settle()
     assert engine.sessions == {"b"}
@@ -109,15 +105,15 @@ async def test_a_row_that_does_not_fit_loses_its_session_alone(wrong):
 )
 async def test_an_ask_without_sense_gets_no_drafts(options):
     service = opened(ToyEngine(TABLE), "a")
-    assert await ask(service, row("a", 0, 5, **options)) == ({}, [])
-    assert (await ask(service, row("a", 1, 5)))[0]
+    assert await ask(service, row("a", 0, 5, **options)) == {}
+    assert await ask(service, row("a", 1, 5))
 
 
 @pytest.mark.parametrize("options", [{"temperature": 1.0, "top_m": 0}, {"temperature": 1e-9, "top_m": 4}])
 async def test_one_hot_drafts_of_a_sampled_answer_are_greedy(options):
     engine = ToyEngine(TABLE)
     service = opened(engine, "a")
-    drafts, _ = await ask(service, row("a", 0, 5, **options))
+    drafts = await ask(service, row("a", 0, 5, **options))
     assert drafts["a"].tokens.tolist() == engine.next(ids(5), 3, 0, 0).tokens.tolist()
     assert not drafts["a"].q_ids.size
 
@@ -131,47 +127,39 @@ async def test_an_engine_that_fails_costs_only_drafts(error):
             return await super().draft(session, *args, **options)
 
     service = opened(Failing(TABLE), "a", "b")
-    drafts, lost = await ask(service, row("a", 0, 5), row("b", 0, 5))
-    assert (list(drafts), lost) == (["b"], [])
+    drafts = await ask(service, row("a", 0, 5), row("b", 0, 5))
+    assert list(drafts) == ["b"]
 
 
-async def test_a_session_that_the_engine_lost_is_restored_and_drafting_resumes():
-    engine = ToyEngine(TABLE, steps=3)
+async def test_a_session_that_the_engine_lost_gets_no_drafts_any_more():
+    engine = ToyEngine(TABLE)
     service = opened(engine, "a", "b")
     await ask(service, row("a", 0, 5, 6), row("b", 0, 5))
-    await settle()
     engine.sessions.discard("a")
-    assert (await ask(service, row("a", 2, 7)))[1] == ["a"]
-    # While its prompt is prefilled again, other rows do not wait, and the tokens of its rows are kept.
-    drafts, lost = await ask(service, row("a", 4, 1), row("b", 1, 6), restored=[session_state([5, 6, 7, 2], "a")])
-    assert (list(drafts), lost) == (["b"], [])
-    await settle()
-    drafts, lost = await ask(service, row("a", 5, 3))
-    assert drafts["a"].position == 6
-    assert ("a", [5, 6, 7, 2, 1, 3]) in engine.drafted
-    assert (service.counters.restored, service.counters.lost) == (1, 1)
+    for position in (2, 3):
+        assert list(await ask(service, row("a", position, 7), row("b", position - 1, 7))) == ["b"]
+    assert service.counters.lost == 2
 
 
-async def test_a_prompt_that_cannot_be_read_again_is_lost():
+async def test_a_prompt_that_cannot_be_read_gets_no_drafts():
     class Refusing(ToyEngine):
         async def open_session(self, session, prompt, *, cache_salt=None):
             raise InvalidRequestError("too long")
 
     service = opened(Refusing(TABLE))
-    await ask(service, restored=[session_state([1], "a")])
+    assert service.read("a", PROMPT, None)
     await settle()
-    assert (await ask(service, row("a", 1, 3)))[1] == ["a"]
-    assert service.counters.restored == 0
+    assert await ask(service, row("a", 0, 3)) == {}
+    assert service.metrics()["sessions"] == 0
 
 
-async def test_closed_sessions_leave_the_engine_and_may_come_again():
+async def test_closed_sessions_leave_the_engine():
     engine = ToyEngine(TABLE, steps=3)
     service = opened(engine, "a", "b")
     await ask(service, row("a", 0, 5), row("b", 0, 5))
-    await ask(service, closed=["a", "b", "unknown"], restored=[session_state([5], "a")])
+    await ask(service, closed=["a", "unknown"])
     await settle()
-    assert engine.sessions == {"a"}
-    assert (await ask(service, row("a", 1, 5)))[0]
+    assert engine.sessions == {"b"}
     assert not engine.overlaps
 
 
@@ -184,7 +172,7 @@ async def test_idle_sessions_are_evicted():
     service.evict()
     await settle()
     assert engine.sessions == {"a"}
-    assert (await ask(service, row("c", 0, 5)))[1] == ["c"]
+    assert await ask(service, row("c", 0, 5)) == {}
     assert (service.counters.evicted, service.metrics()["sessions"]) == (2, 1)
 
 
@@ -196,9 +184,9 @@ async def test_a_newer_row_stops_the_older_one():
     await settle()
     assert engine.calls["draft"] == 1
     engine.steps = 5
-    drafts, _ = await ask(service, row("a", 1, 6))
+    drafts = await ask(service, row("a", 1, 6))
     assert drafts["a"].position == 2
-    assert await older == ({}, [])
+    assert await older == {}
     assert not engine.overlaps
 
 
@@ -219,18 +207,14 @@ def test_accepted_counts_the_drafts_that_were_sent_once():
     assert session.accepted == 3
 
 
-async def test_drafts_of_an_answer_that_was_replaced_meanwhile_are_dropped():
-    engine = ToyEngine(TABLE, steps=5)
+async def test_an_answer_goes_back_and_on_with_other_tokens():
+    """vLLM's V2 runner may take back the last tokens of an answer that it stops and begins again."""
+    engine = ToyEngine(TABLE)
     service = opened(engine, "s")
-    older = asyncio.create_task(ask(service, row("s", 0, 5, 6)))
-    for _ in range(4):
-        await asyncio.sleep(0)
-    assert engine.calls["draft"] == 1
-    await ask(service, restored=[session_state([1, 2, 3])])
-    assert await older == ({}, [])
-    drafts, _ = await ask(service, row("s", 3, 4))
-    assert engine.drafted[-1] == ("s", [1, 2, 3, 4])
-    assert drafts["s"].position == 4
+    await ask(service, row("s", 0, 5, 6, 7))
+    drafts = await ask(service, row("s", 1, 2, 3))
+    assert engine.drafted[-1] == ("s", [5, 2, 3])
+    assert drafts["s"].position == 3
 
 
 async def test_greedy_answers_are_the_targets():
@@ -246,7 +230,8 @@ async def test_greedy_answers_are_the_targets():
     await service.close()
 
 
-async def test_a_restored_session_keeps_its_cache_salt():
+async def test_a_session_over_the_kept_prompt_has_its_cache_salt():
+    """Else the KV of one tenant's session would be shared with others."""
     salts = []
 
     class Salted(ToyEngine):
@@ -255,6 +240,6 @@ async def test_a_restored_session_keeps_its_cache_salt():
             await super().open_session(session, prompt)
 
     service = opened(Salted(TABLE))
-    await ask(service, restored=[replace(session_state([1], "a"), cache_salt="tenant")])
+    service.read("a", PROMPT, "tenant")
     await settle()
     assert salts == ["tenant"]

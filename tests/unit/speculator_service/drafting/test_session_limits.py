@@ -16,20 +16,11 @@ from speculator_service.engine import SessionLimits
 from target_service.drafting.drafted_requests import AnswerRow, DraftedRequests
 from target_service.drafting.exchange import DraftExchange
 from target_service.drafting.settings import DraftSettings
-from tests.unit.speculator_service.drafting.draft_toys import PROMPT, ToyEngine, ids, row, session_state, settle
+from tests.unit.speculator_service.drafting.draft_toys import PROMPT, ToyEngine, ids, row, settle
 
 TABLE = np.eye(8)[np.roll(np.arange(8), -1)]  # one token can follow another, so every draft is accepted
 K = 3
 LIMIT = 4
-
-
-class MakingRoom(DraftService):
-    """The negative control: the least recently used session ends for a new one."""
-
-    def _has_room(self, tokens):
-        while len(self._sessions) >= self._engine.session_limits.sessions:
-            self._close(next(iter(self._sessions)))
-        return True
 
 
 class Client:
@@ -68,7 +59,7 @@ class Target:
             session = begun(service, name).session
             self.drafted |= {name} if session else set()
             settings = DraftSettings(K, False, 0, ids(), session)
-            self._requests.begin(name, settings, lambda: PROMPT, 0.0, 0)
+            self._requests.begin(name, settings, 0.0, 0)
 
     async def step(self):
         batch = [AnswerRow(name, answer, K) for name, answer in self._answers.items()]
@@ -85,10 +76,10 @@ class Target:
         return self._exchange.stats() | self._requests.stats()
 
 
-async def decoded(service_of, answers, steps=20):
+async def decoded(answers, steps):
     engine = ToyEngine(TABLE)
     engine.session_limits = SessionLimits(LIMIT)
-    service = service_of(engine)
+    service = DraftService(engine)
     target = Target(service, [f"s{i}" for i in range(answers)])
     for _ in range(steps):
         await target.step()
@@ -99,24 +90,15 @@ async def decoded(service_of, answers, steps=20):
 @pytest.mark.parametrize("times", [1, 2, 8])
 async def test_no_session_is_opened_again_and_all_keep_their_drafts(times):
     steps = 20
-    engine, service, target = await decoded(DraftService, times * LIMIT, steps)
+    engine, service, target = await decoded(times * LIMIT, steps)
     assert len(target.drafted) == LIMIT
     for name, drafts in target.verified.items():
         assert drafts[2:] == [K if name in target.drafted else 0] * (steps - 2)
     assert engine.calls["open"] == LIMIT
     counts, stats = service.metrics(), target.stats()
     assert (counts["opened"], counts["refused"], counts["sessions"]) == (LIMIT, (times - 1) * LIMIT, LIMIT)
-    assert (counts["restored"], counts["evicted"], counts["lost"], stats["restored"]) == (0, 0, 0, 0)
+    assert (counts["evicted"], counts["lost"]) == (0, 0)
     assert stats["no_session"] == (times - 1) * LIMIT * steps
-    await service.close()
-
-
-@pytest.mark.parametrize(("times", "thrashes"), [(1, False), (2, True)])
-async def test_a_drafter_that_makes_room_opens_sessions_again_in_every_step(times, thrashes):
-    engine, service, target = await decoded(MakingRoom, times * LIMIT)
-    assert (engine.calls["open"] > 2 * times * LIMIT) == thrashes
-    assert (target.stats()["restored"] > times * LIMIT) == thrashes
-    assert all(sum(drafts[2:]) == 18 * K for drafts in target.verified.values()) != thrashes
     await service.close()
 
 
@@ -140,7 +122,7 @@ async def test_sessions_fill_the_tokens_that_the_engine_has_for_them():
     assert not begun(service, "a", short).session
     await service.handle(DraftRequest(0, closed=["long"]))
     assert [bool(begun(service, name, short).session) for name in "abcd"] == [True, True, True, False]
-    await service.handle(DraftRequest(0, closed=["a"], restored=[session_state([5] * 5, "b")]))
+    await service.handle(DraftRequest(0, [row("b", 0, *[5] * 5)], closed=["a"]))
     assert not begun(service, "e", short).session
 
 
@@ -153,19 +135,6 @@ async def test_a_session_over_the_whole_prompt_counts_all_of_its_tokens_and_leav
     await settle()
     assert engine.sessions == {"a"}
     assert begun(service, "c", sparse).session, "over the kept prompt it has two tokens"
-
-
-async def test_a_lost_session_is_not_restored_in_the_place_of_another():
-    engine = ToyEngine(TABLE)
-    engine.session_limits = SessionLimits(1)
-    service = DraftService(engine)
-    begun(service, "a")
-    reply = await service.handle(DraftRequest(0, restored=[session_state([5], "b")]))
-    await settle()
-    assert (reply.drafts, engine.sessions, service.metrics()["restored"]) == ([], {"a"}, 0)
-    await service.handle(DraftRequest(0, closed=["a"], restored=[session_state([5], "b")]))
-    await settle()
-    assert engine.sessions == {"b"}
 
 
 @pytest.mark.parametrize("shares", [False, True])

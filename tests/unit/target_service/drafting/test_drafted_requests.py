@@ -33,7 +33,7 @@ def settings(**changed: object) -> DraftSettings:
 
 
 def begun(requests: DraftedRequests, name: str = "r", **changed: object) -> DraftedRequest:
-    requests.begin(name, settings(**changed), lambda: PROMPT, 0.0, 0)
+    requests.begin(name, settings(**changed), 0.0, 0)
     request = requests.get(name)
     assert request is not None
     return request
@@ -190,16 +190,28 @@ def test_places_are_wanted_for_look_ahead_tokens_and_for_a_session() -> None:
     assert begun(requests, "none", session=None).wanted() == 0
 
 
-def test_a_shorter_answer_restores_the_session() -> None:
+def test_a_shorter_answer_is_told_from_where_it_is_another() -> None:
     requests = DraftedRequests(4)
     request = begun(requests)
     assert request.session is not None
-    request.session.acknowledge(request.session.ask(ids(5, 6, 7), 1, 0.0, 0)[0])
-    requests.restart("r")
-    requests.restart("gone")
-    row, restored = request.session.ask(ids(5), 1, 0.0, 0)
-    assert restored is not None
-    assert (restored.answer.tolist(), row.position) == ([5], 1)
+    request.session.acknowledge(request.session.ask(ids(5, 6, 7), 1, 0.0, 0), drafted=True)
+    requests.roll_back("r", 1)
+    requests.roll_back("gone", 1)
+    row = request.session.ask(ids(5, 8), 1, 0.0, 0)
+    assert (row.position, row.tokens.tolist()) == (1, [8])
+
+
+def test_a_session_that_rests_is_not_asked_and_wants_no_places() -> None:
+    requests = DraftedRequests(4)
+    request = begun(requests)
+    assert request.session is not None
+    batch = [AnswerRow("r", ids(5, 6), 4)]
+    _, asked = requests.plan(batch, 1)
+    request.session.acknowledge(request.session.ask(ids(5, 6), 4, 0.0, 0), drafted=False)
+    assert asked
+    assert requests.plan(batch, 1) == ({}, {})
+    assert (request.wanted(), requests.stats()["no_draft"]) == (0, 1)
+    assert requests.plan(batch, 1)[1]
 
 
 def test_requests_that_may_get_remote_drafts() -> None:

@@ -1,11 +1,11 @@
-"""The exchange: one message per drafter and step, the counter of each failure, and drafting that resumes."""
+"""The exchange: one message per drafter and step, the counter of each failure, and drafting that goes on."""
 
 import numpy as np
 import pytest
 
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest
-from kv_transfer.messages import KeptPrompt, SessionHandle
-from target_service.drafting.exchange import MOVE_AFTER, DraftExchange, ProposalRequest
+from kv_transfer.messages import SessionHandle
+from target_service.drafting.exchange import DraftExchange, ProposalRequest
 from target_service.drafting.target_session import TargetSession
 
 ANSWER = np.array([4, 5], np.int32)
@@ -18,7 +18,6 @@ class ScriptedClient:
         self.counters = {"timeouts": 0, "broken": 0, "breaker_opened": 0}
         self.requests: list[DraftRequest] = []
         self.fails: str | None = None
-        self.lost: list[str] = []
         self.token = 9
         self.closed = False
 
@@ -27,12 +26,8 @@ class ScriptedClient:
         if self.fails is not None:
             self.counters.update({self.fails: self.counters[self.fails] + 1} if self.fails else {})
             return None
-        drafts = [
-            Draft(r.session, r.position + r.tokens.size, np.array([self.token], np.int32))
-            for r in request.rows
-            if r.session not in self.lost
-        ]
-        return DraftReply(request.sequence, drafts, [r.session for r in request.rows if r.session in self.lost])
+        drafts = [Draft(r.session, r.position + r.tokens.size, np.array([self.token], np.int32)) for r in request.rows]
+        return DraftReply(request.sequence, drafts)
 
     def close(self) -> None:
         self.closed = True
@@ -49,9 +44,7 @@ def exchange(clients: dict[str, ScriptedClient]) -> DraftExchange:
 
 
 def request(address: str = "a:1", id: str = "s") -> ProposalRequest:
-    return ProposalRequest(
-        TargetSession(SessionHandle(address, id), lambda: KeptPrompt.dense([1, 2])), ANSWER, 3, 0.0, 0
-    )
+    return ProposalRequest(TargetSession(SessionHandle(address, id)), ANSWER, 3, 0.0, 0)
 
 
 def test_one_message_for_each_drafter(exchange: DraftExchange, clients: dict[str, ScriptedClient]) -> None:
@@ -72,7 +65,7 @@ def test_nothing_to_ask_is_no_call(exchange: DraftExchange) -> None:
     ("fails", "reason"),
     [("timeouts", "timeout"), ("broken", "broken"), ("breaker_opened", "unreachable"), ("", "breaker")],
 )
-def test_failures_are_told_apart_and_drafting_resumes(
+def test_failures_are_told_apart_and_drafting_goes_on(
     exchange: DraftExchange, clients: dict[str, ScriptedClient], fails: str, reason: str
 ) -> None:
     asked = request()
@@ -83,22 +76,6 @@ def test_failures_are_told_apart_and_drafting_resumes(
     assert exchange.ask([asked])
     stats = exchange.stats()
     assert stats["fallbacks"] == {**dict.fromkeys(stats["fallbacks"], 0), reason: 1}
-    assert stats["resumed"] == 1
-
-
-def test_a_lost_session_is_restored_with_the_next_message(
-    exchange: DraftExchange, clients: dict[str, ScriptedClient]
-) -> None:
-    asked, client = request(), clients["a:1"]
-    client.lost = ["s"]
-    assert exchange.ask([asked]) == {}
-    client.lost = []
-    assert exchange.ask([asked])
-    [state] = client.requests[1].restored
-    assert (state.session, state.answer.tolist(), state.prompt.token_ids.tolist()) == ("s", [4, 5], [1, 2])
-    assert client.requests[1].rows[0].position == 2
-    stats = exchange.stats()
-    assert (stats["fallbacks"]["lost"], stats["restored"], stats["resumed"]) == (1, 1, 1)
 
 
 def test_a_draft_that_cannot_be_verified_is_counted_as_broken(
@@ -143,55 +120,6 @@ def test_ends_are_reported_in_a_busy_step_only_to_drafters_that_no_row_would_tel
     for busy in (set(), set(), None):
         exchange.flush(busy)
     assert len(clients["a:1"].requests) == 3, "one that does not answer is asked again only when nothing runs"
-
-
-def test_a_session_moves_to_a_drafter_that_answers_once_its_own_is_gone(
-    exchange: DraftExchange, clients: dict[str, ScriptedClient]
-) -> None:
-    orphan, other = request("a:1", "orphan"), request("b:1", "other")
-    exchange.ask([orphan])
-    clients["a:1"].fails = ""
-    for _ in range(MOVE_AFTER):
-        assert not exchange.ask([orphan]), "nowhere to go yet: no other drafter has answered"
-    exchange.ask([other])
-    assert exchange.ask([orphan])[orphan.session].tokens.tolist() == [9]
-    assert [state.session for state in clients["b:1"].requests[-1].restored] == ["orphan"]
-    assert (exchange.counters["moved"], exchange.counters["resumed"]) == (1, 1)
-    assert orphan.session.address == "b:1"
-
-
-def test_a_session_that_moved_goes_home_when_nobody_answers(
-    exchange: DraftExchange, clients: dict[str, ScriptedClient]
-) -> None:
-    """Its first replica restarts on the same port; the replica it moved to is gone for good."""
-    orphan, other = request("a:1", "orphan"), request("b:1", "other")
-    exchange.ask([orphan, other])
-    for client in clients.values():
-        client.fails = ""
-    for _ in range(MOVE_AFTER):
-        exchange.ask([orphan])
-    for _ in range(MOVE_AFTER):
-        exchange.ask([orphan])
-        assert orphan.session.address == "b:1"
-    clients["a:1"].fails = None
-    # A session that is lost a second time waits for one round before it is restored.
-    proposals = [exchange.ask([orphan]) for _ in range(3)]
-    assert proposals[-1]
-    assert orphan.session.address == "a:1"
-    assert [state.session for request in clients["a:1"].requests for state in request.restored] == ["orphan"]
-    assert (exchange.counters["moved"], exchange.counters["resumed"]) == (2, 1)
-
-
-def test_a_session_stays_with_a_drafter_that_is_only_slow_once(
-    exchange: DraftExchange, clients: dict[str, ScriptedClient]
-) -> None:
-    asked = request("a:1", "s")
-    exchange.ask([asked, request("b:1", "other")])
-    clients["a:1"].fails = "timeouts"
-    exchange.ask([asked])
-    clients["a:1"].fails = None
-    assert exchange.ask([asked])
-    assert (asked.session.address, exchange.counters["moved"]) == ("a:1", 0)
 
 
 def test_shutdown_closes_the_clients(exchange: DraftExchange, clients: dict[str, ScriptedClient]) -> None:

@@ -8,13 +8,12 @@ from hypothesis.extra import numpy as npst
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, check_answers
-from kv_transfer.messages import KeptPrompt, SessionHandle
+from kv_transfer.messages import SessionHandle
 from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import WireError
 from target_service.drafting.target_session import Proposal, TargetSession, checked_proposal
 
 VOCABULARY = 20
-PROMPT = KeptPrompt.dense([1, 2, 3])
 
 
 def ids(*values: int) -> Int32Array:
@@ -108,76 +107,33 @@ def test_nothing_that_a_drafter_says_raises(
 
 
 def session() -> TargetSession:
-    return TargetSession(SessionHandle("here:1", "s"), lambda: PROMPT)
+    return TargetSession(SessionHandle("here:1", "s"))
 
 
 def test_each_row_holds_the_new_tokens() -> None:
     told = session()
-    first = told.ask(ids(7, 8), 3, 0.0, 0)
-    assert first is not None
-    assert (first[0].position, first[0].tokens.tolist(), first[1]) == (0, [7, 8], None)
-    told.acknowledge(first[0])
+    first = told.ask(ids(7, 8), 3, 0.5, 4)
+    assert (first.position, first.tokens.tolist()) == (0, [7, 8])
+    assert (first.max_drafts, first.temperature, first.top_m) == (3, 0.5, 4)
+    told.acknowledge(first, drafted=True)
     second = told.ask(ids(7, 8, 9), 3, 0.0, 0)
-    assert second is not None
-    assert (second[0].position, second[0].tokens.tolist()) == (2, [9])
+    assert (second.position, second.tokens.tolist()) == (2, [9])
 
 
 def test_unacknowledged_tokens_are_sent_again() -> None:
     unheard = session()
     unheard.ask(ids(7, 8), 3, 0.0, 0)
     again = unheard.ask(ids(7, 8, 9), 3, 0.0, 0)
-    assert again is not None
-    assert (again[0].position, again[0].tokens.tolist()) == (0, [7, 8, 9])
+    assert (again.position, again.tokens.tolist()) == (0, [7, 8, 9])
 
 
-def test_a_lost_session_is_restored_with_all_that_is_known() -> None:
-    lost = session()
-    lost.mark_lost()
-    asked = lost.ask(ids(7, 8, 9), 3, 0.5, 4)
-    assert asked is not None
-    asked_row, state = asked
-    assert state is not None
-    assert (state.session, state.prompt, state.answer.tolist()) == ("s", PROMPT, [7, 8, 9])
-    assert (asked_row.position, asked_row.tokens.size, asked_row.max_drafts) == (3, 0, 3)
-    assert (asked_row.temperature, asked_row.top_m) == (0.5, 4)
-
-
-def test_a_session_that_is_lost_repeatedly_is_restored_less_and_less_often() -> None:
-    lost, restored = session(), []
-    for step in range(200):
-        asked = lost.ask(ids(7), 3, 0.0, 0)
-        if asked is not None and asked[1] is not None:
-            restored.append(step)
-        if asked is not None:
-            lost.mark_lost()
-    gaps = np.diff(restored).tolist()
-    assert gaps[:6] == [2, 4, 8, 16, 32, 64]
-
-
-def test_a_session_that_drafted_again_is_restored_at_once_when_lost_again() -> None:
-    lost = session()
-    for _ in range(3):
-        lost.mark_lost()
-        asked = lost.ask(ids(7), 3, 0.0, 0)
-        assert asked is not None
-        assert asked[1] is not None
-        lost.mark_drafted()
-
-
-def test_drafts_resume_once_after_an_interruption() -> None:
-    resuming = session()
-    assert not resuming.mark_drafted()
-    resuming.interrupted = True
-    assert resuming.mark_drafted()
-    assert not resuming.mark_drafted()
-
-
-def test_a_restored_session_keeps_its_cache_salt() -> None:
-    """Else the KV of one tenant's session would be shared with others."""
-    session = TargetSession(SessionHandle("a:1", "s"), lambda: PROMPT, cache_salt="tenant")
-    session.mark_lost()
-    asked = session.ask(ids(4, 5), 2, 0.0, 0)
-    assert asked is not None
-    restored = asked[1]
-    assert restored is not None
-    assert decode(encode(DraftRequest(1, restored=[restored])), DraftRequest).restored[0].cache_salt == "tenant"
+def test_a_drafter_without_drafts_is_asked_less_and_less_often() -> None:
+    """Its prompt is not read yet, or the session is gone. With the first drafts it is asked in each step again."""
+    waiting, asked = session(), []
+    for step in range(300):
+        if not waiting.rests():
+            asked.append(step)
+            waiting.acknowledge(waiting.ask(ids(7), 3, 0.0, 0), drafted=False)
+    assert np.diff(asked).tolist() == [2, 3, 5, 9, 17, 33, 65, 65, 65]
+    waiting.acknowledge(waiting.ask(ids(7), 3, 0.0, 0), drafted=True)
+    assert not any(waiting.rests() for _ in range(3))
