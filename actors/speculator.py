@@ -15,6 +15,7 @@ from kv_transfer.drafts import DraftRequest
 from kv_transfer.messages import SelectRequest
 from kv_transfer.wire.codec import decode, encode
 from skim_common.deadline import Deadline
+from skim_common.errors import WireError
 from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.drafting.drafter_session import DrafterSession
@@ -91,9 +92,15 @@ class SpeculatorActor(PoolActor):
                 note_select_parts(span, selection, self._engine.info)
             if self._drafts is not None:
                 selection = begin_drafts(self._drafts, request, selection, self._service.draft_context(request))
-            if selection.kept.session is not None:
-                self._draft_spans.begin(selection.kept.session.id, envelope.trace)
-            return encode(selection)
+            session = selection.kept.session
+            if session is not None:
+                self._draft_spans.begin(session.id, envelope.trace)
+            try:
+                return encode(selection)
+            except WireError:  # too large: no target will ever end its session
+                if session is not None:
+                    await self.end_session(session.id)
+                raise
         except Exception as error:
             await self._watch.check()
             return reply_to_failure(error, "speculator")

@@ -20,6 +20,8 @@ from vllm_hooks.start_up import cpu_processes, first_exception, start_up_environ
 
 OWN_OPTIONS = ("model", "tokenizer", "tensor_parallel_size", "worker_cls", "scheduler_cls")
 """Fields of AsyncEngineArgs that both services set themselves, so that users cannot."""
+INSTEAD = {"model": "model", "tokenizer": "model", "tensor_parallel_size": "tensor_parallel"}
+"""The setting of the pool that decides such a field."""
 
 KV_CONNECTORS = ("NixlConnector", "OffloadingConnector")
 """Connectors that find KV by block hashes, or that are told the blocks."""
@@ -57,8 +59,10 @@ SHARED = (HOOK, block_hash.HOOK, positions_v1.HOOK, positions_v2.HOOK)
 
 def check_options(service: str, options: Mapping[str, Any], own: Collection[str] = ()) -> None:
     """Raise SkimError for an option that is no field of AsyncEngineArgs, or that OWN_OPTIONS or `own` contains."""
-    known = {field.name for field in fields(AsyncEngineArgs)}.difference(OWN_OPTIONS, own)
-    if unknown := sorted(options.keys() - known):
+    if owned := sorted(options.keys() & {*OWN_OPTIONS, *own}):
+        instead = f"set {service}.{INSTEAD[owned[0]]} instead" if owned[0] in INSTEAD else "remove it"
+        raise SkimError(f"the {service} engine option {owned[0]!r} is set by Skim: {instead}")
+    if unknown := sorted(options.keys() - {field.name for field in fields(AsyncEngineArgs)}):
         raise SkimError(
             f"unknown {service} engine option {unknown[0]!r}: see vLLM's engine arguments for those there are"
         )

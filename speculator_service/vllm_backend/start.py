@@ -47,8 +47,8 @@ def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: 
     config = _engine_config(model, max_model_len, tensor_parallel, options)
     if config.model_config.is_hybrid:
         config = _with_states(model, max_model_len, tensor_parallel, options)
-    # Windowed layers then keep the KV of the whole prompt, in one group with the others. Drafting sessions, partial
-    # blocks and multi-step scheduling need this. vLLM cannot unite state-space layers with others.
+    # Windowed layers then keep the KV of the whole prompt, in one group with the others. Drafting sessions
+    # and multi-step scheduling need this. vLLM cannot unite state-space layers with others.
     config.scheduler_config.disable_hybrid_kv_cache_manager = not config.model_config.is_hybrid
     _refuse_unsupported(model, config)
     _refuse_full_graphs(model, config.compilation_config, v2=config.use_v2_model_runner)

@@ -1,5 +1,6 @@
 """The exchange with the drafters: in each step one message per drafter, with a row for every request it drafts for."""
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,9 @@ from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
 from target_service.drafting.target_session import Proposal, TargetSession, checked_proposal
 
 FALLBACKS = ("timeout", "unreachable", "breaker", "broken", "no_draft")
+
+FORGET_AFTER_S = 60.0
+"""A connection that no running request needs is closed after this time, for example because its replica is gone."""
 
 MAX_CLOSED = 4096
 """Limit for the ended sessions remembered per unreachable drafter; the drafter evicts the others when they are idle."""
@@ -43,6 +47,7 @@ class _Drafter:
     closed: list[str] = field(default_factory=list)
     pending: list[tuple[ProposalRequest, DraftRow]] = field(default_factory=list)
     failed: bool = False  # it did not answer the last message
+    needed: float = 0.0  # when a running request had a session there, in the clock's seconds
 
 
 class DraftExchange:
@@ -52,11 +57,14 @@ class DraftExchange:
     rows that did not get their drafts.
     """
 
-    def __init__(self, connect: Callable[[str], Client], vocab_size: int) -> None:
-        self._connect, self._vocab_size = connect, vocab_size
+    def __init__(
+        self, connect: Callable[[str], Client], vocab_size: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._connect, self._vocab_size, self._clock = connect, vocab_size, clock
         self._drafters: dict[str, _Drafter] = {}
         self._threads = ThreadPoolExecutor(thread_name_prefix="draft")
         self.counters: Counter[str] = Counter()
+        self._channel: Counter[str] = Counter()  # counts of the clients that are closed
 
     def ask(self, requests: Iterable[ProposalRequest]) -> dict[TargetSession, Proposal]:
         """Exchange a message with each drafter; the valid proposals. Blocks until the clients' deadline at most."""
@@ -81,18 +89,25 @@ class DraftExchange:
         until then.
 
         busy: the drafters that running requests have sessions with; the next rows will report to them. A drafter that
-        did not answer last time is left for later. None: no request runs.
+        did not answer last time is left for later. None: no request runs. Connections that are not needed are closed.
         """
-        for address, drafter in self._drafters.items():
-            later = busy is not None and (address in busy or drafter.failed)
-            if drafter.closed and not later:
+        now = self._clock()
+        for address, drafter in list(self._drafters.items()):
+            if busy is not None and address in busy:
+                drafter.needed = now
+                continue
+            if drafter.closed and not (busy is not None and drafter.failed):
                 drafter.pending = []
                 reply, reason = self._exchange(drafter)
                 self._take(drafter, reply, reason, {})
+            if now - drafter.needed > FORGET_AFTER_S:
+                drafter.client.close()
+                self._channel.update(drafter.client.counters)
+                del self._drafters[address]
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start. `channel`: the sums of all clients' counters."""
-        channel: Counter[str] = Counter()
+        channel = Counter(self._channel)
         for drafter in self._drafters.values():
             channel.update(drafter.client.counters)
         return {
@@ -108,7 +123,7 @@ class DraftExchange:
 
     def _drafter(self, address: str) -> _Drafter:
         if address not in self._drafters:
-            self._drafters[address] = _Drafter(self._connect(address))
+            self._drafters[address] = _Drafter(self._connect(address), needed=self._clock())
         return self._drafters[address]
 
     def _prepared(self, address: str, requests: list[ProposalRequest]) -> _Drafter:

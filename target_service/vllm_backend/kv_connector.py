@@ -87,14 +87,19 @@ def one_thread_agent_config(*, num_threads: int = 0, **options: Any) -> Any:
 
 @contextmanager
 def side_channel(role: KvRole | None, host: str) -> Iterator[None]:
-    """Engines that start in this context publish the addresses of their blocks at `host`, on a free port."""
+    """Engines that start in this context publish the addresses of their blocks at `host`, on a free port.
+
+    The port is held until the engine listens on it. ZeroMQ can bind it meanwhile, and nothing else gets it: both sides
+    reuse addresses, and only ZeroMQ's listens (socket(7), SO_REUSEADDR).
+    """
     if role is None:
         yield
         return
-    with socket.create_server((host, 0)) as probe:
-        port = probe.getsockname()[1]
-    with with_environment({_HOST: host, _PORT: str(port)}):
-        yield
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((host, 0))
+        with with_environment({_HOST: host, _PORT: str(held.getsockname()[1])}):
+            yield
 
 
 def transfer_params(role: KvRole | None, request: GenerateRequest) -> dict[str, Any] | None:

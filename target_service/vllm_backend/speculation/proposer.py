@@ -62,7 +62,8 @@ class RemoteProposer:
         return [proposals[id].tokens.tolist() if id in proposals else [] for id in ids[: len(sampled_token_ids)]]
 
     def _verified(self, row: int, id: str, sampled: list[int], num_tokens: Any, token_ids: Any) -> Verified:
-        drafts = len(self._distributions.scheduled.get(id, ()))
+        # vLLM pads a request that joins a decode step with drafts of -1.
+        drafts = sum(draft >= 0 for draft in self._distributions.scheduled.get(id, ()))
         if not self._drafts.follows(id):
             return Verified(id, drafts, sampled, np.empty(0, np.int32))
         start, end = int(self._runner.input_batch.num_prompt_tokens[row]), int(num_tokens[row])

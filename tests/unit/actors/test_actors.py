@@ -222,6 +222,19 @@ async def test_a_session_can_be_ended_from_outside():
     await actor._server.stop()
 
 
+async def test_a_selection_that_cannot_be_sent_leaves_no_session(monkeypatch):
+    actor = await replica(SpeculatorActor, "speculator", {}, {})
+
+    def encode_too_much(message):
+        raise WireError("too large")
+
+    monkeypatch.setattr(module, "encode", encode_too_much)
+    reply = await selected(actor, encode(SelectRequest("r", IDS, decode=DecodeOptions())))
+    assert isinstance(await failure(reply, Selection), SkimError)
+    assert (await actor.stats())["sessions"] == 0
+    await actor._server.stop()
+
+
 async def test_health_is_the_engines():
     actor = await speculator()
     await actor.check_health()

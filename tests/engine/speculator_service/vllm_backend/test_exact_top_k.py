@@ -53,5 +53,5 @@ def test_a_temperature_that_vllm_takes_for_greedy_needs_no_q():
 def test_what_q_depends_on_is_not_an_option(option, tmp_path):
     from speculator_service.vllm_backend.start import start_engine
 
-    with pytest.raises(SkimError, match=f"unknown speculator engine option '{option}'"):
+    with pytest.raises(SkimError, match=f"the speculator engine option '{option}' is set by Skim"):
         start_engine(str(tmp_path), 64, 1, {option: 5})

@@ -44,8 +44,11 @@ def test_a_bad_folder_never_starts_an_engine(speculator, tmp_path):
     ("options", "message"),
     [
         ({"look_aheads": 3}, "unknown speculator engine option 'look_aheads'"),
-        ({"disable_sliding_window": True}, "unknown speculator engine option 'disable_sliding_window'"),
-        ({"worker_cls": "x.Y"}, "unknown speculator engine option 'worker_cls'"),
+        (
+            {"disable_sliding_window": True},
+            "option 'disable_sliding_window' is set by Skim: remove it",
+        ),
+        ({"tensor_parallel_size": 2}, "'tensor_parallel_size' is set by Skim: set speculator.tensor_parallel instead"),
         ({"max_model_len": 10**6}, "max_model_len .*8192.*1000000"),
         ({"pipeline_parallel_size": 2}, "cannot run with pipeline parallel 2 yet"),
         ({"kv_cache_dtype": "int8_per_token_head"}, "cannot run with a KV cache of type int8_per_token_head yet"),

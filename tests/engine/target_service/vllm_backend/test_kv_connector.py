@@ -1,7 +1,9 @@
 """A NIXL agent that reads blocks survives the death of the agent that holds them. vLLM's own setup may crash."""
 
 import multiprocessing
+import os
 import random
+import socket
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -9,10 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 
 from target_service.vllm_backend import kv_connector, worker
-from target_service.vllm_backend.kv_connector import connector_options, one_thread_agent_config
+from target_service.vllm_backend.kv_connector import connector_options, one_thread_agent_config, side_channel
 
 pytest.importorskip("nixl", reason="KV blocks cross by NIXL, of the extra `split`")
 
@@ -128,3 +131,15 @@ def test_a_decoding_worker_and_no_other_has_such_an_agent(
     ours_or_not.model_runner = SimpleNamespace()
     ours_or_not.init_device()
     assert found == [one_thread_agent_config if ours else before]
+
+
+def test_the_port_of_a_half_is_held_until_its_engine_listens() -> None:
+    """Two halves that start at once on one machine get two ports, and each engine can bind its own."""
+    with side_channel("prefill", "127.0.0.1"):
+        port = os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]
+        with side_channel("decode", "127.0.0.1"):
+            assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] != port
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", int(port)))
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as listener:
+            listener.bind(f"tcp://127.0.0.1:{port}")

@@ -79,7 +79,7 @@ def test_the_v1_proposer(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens[0, 4:7] = [7, 8, 10]
     assert ours.propose([[7, 8, 10], []], [7, 4], tokens) == [[11, 12, 13], []]
     # The answer ends with EOS, so no drafts are asked for.
-    ours.begin_step(step({"drafted": 4, "plain": 1}, drafts={"drafted": [11, 12, 13]}))
+    ours.begin_step(step({"drafted": 4, "plain": 1}, drafts={"drafted": [11, 12, 13], "plain": [-1, -1, -1]}))
     tokens[0, 7] = 2
     assert ours.propose([[2], [5]], [8, 5], tokens) == [[], []]
     # The first drafts were the look-ahead tokens.

@@ -5,7 +5,7 @@ import pytest
 
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest
 from kv_transfer.messages import SessionHandle
-from target_service.drafting.exchange import DraftExchange, ProposalRequest
+from target_service.drafting.exchange import FORGET_AFTER_S, DraftExchange, ProposalRequest
 from target_service.drafting.target_session import TargetSession
 
 ANSWER = np.array([4, 5], np.int32)
@@ -120,6 +120,21 @@ def test_ends_are_reported_in_a_busy_step_only_to_drafters_that_no_row_would_tel
     for busy in (set(), set(), None):
         exchange.flush(busy)
     assert len(clients["a:1"].requests) == 3, "one that does not answer is asked again only when nothing runs"
+
+
+def test_a_connection_that_nobody_needs_is_closed_and_its_counts_stay(clients: dict[str, ScriptedClient]) -> None:
+    now = [0.0]
+    exchange = DraftExchange(clients.__getitem__, 20, clock=lambda: now[0])
+    gone, used = request("a:1"), request("b:1")
+    exchange.ask([gone, used])
+    exchange.close(gone.session)
+    clients["a:1"].fails = "timeouts"
+    exchange.flush(None)
+    for now[0] in (FORGET_AFTER_S, FORGET_AFTER_S + 1):
+        assert not clients["a:1"].closed
+        exchange.flush({"b:1"})
+    assert (clients["a:1"].closed, clients["b:1"].closed) == (True, False)
+    assert exchange.stats()["channel"]["timeouts"] == 1
 
 
 def test_shutdown_closes_the_clients(exchange: DraftExchange, clients: dict[str, ScriptedClient]) -> None:
