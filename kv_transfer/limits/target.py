@@ -5,7 +5,7 @@ model's positions are wrong without an error.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -21,8 +21,14 @@ RESERVED_PREFIX = "skim"
 MAX_LOGPROBS = 2**19
 """Log probabilities in one reply: about 28 MB between target and router, and 40 MB of JSON."""
 
-MAX_BAD_WORDS = 1024
-"""Texts of `bad_words`. At each token the engine compares each with the answer, and other requests wait."""
+MAX_ENTRIES = {"allowed_token_ids": 1024, "bad_words": 128, "logit_bias": 1024, "logprob_token_ids": 128}
+"""Entries of a sampling parameter for which vLLM's sampler on GPUs has room. With more, its engine would end."""
+
+MAX_STOP_TOKEN_IDS = 96
+"""Beside `min_tokens`. That sampler has room for 128, with the model's own end tokens."""
+
+SEEDS = range(-(2**63), 2**63)
+"""int64, in which the samplers hold a seed."""
 
 MAX_READ_TOKENS = 2**23
 """Prompt tokens times n: each answer has a copy of the prompt in the engine, and the reply may repeat it for each."""
@@ -57,6 +63,7 @@ def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_toke
     if type(max_tokens) is not int or max_tokens < 1:
         raise InvalidRequestError(f"max_tokens must be a whole number from 1 on, not {max_tokens!r}")
     check_length(context, kept, max_tokens, info)
+    _check_entries("trace_decode_token_ids", request.sampling, max_tokens, ", max_tokens")
     if answer.size:
         _check_answered(request, max_tokens)
     return max_tokens
@@ -114,10 +121,21 @@ def _candidates(asked: Any, vocab_size: int) -> int:
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:
     """Raise InvalidRequestError for parameters that would hold up or end an engine. sampling: as in GenerateRequest."""
-    if (count := len(sampling.get("bad_words") or ())) > MAX_BAD_WORDS:
-        raise InvalidRequestError(f"bad_words has {count} texts, but the limit is {MAX_BAD_WORDS}; leave some out")
+    for name, most in MAX_ENTRIES.items():
+        _check_entries(name, sampling, most)
+    if sampling.get("min_tokens"):
+        _check_entries("stop_token_ids", sampling, MAX_STOP_TOKEN_IDS, " beside min_tokens")
+    seed = sampling.get("seed")
+    if isinstance(seed, int) and seed not in SEEDS:
+        raise InvalidRequestError(f"seed is {seed}, but must be from {SEEDS[0]} to {SEEDS[-1]}")
     check_grammar(sampling)
     _check_schema(sampling.get("structured_outputs"))
+
+
+def _check_entries(name: str, sampling: Mapping[str, Any], most: int, beside: str = "") -> None:
+    value = sampling.get(name)
+    if isinstance(value, Sized) and len(value) > most:
+        raise InvalidRequestError(f"{name} has {len(value)} entries, but the limit is {most}{beside}; leave some out")
 
 
 def check_reply_size(logprobs: int) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
+from vllm import envs
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from kv_transfer.options import DecodeOptions
@@ -24,6 +26,15 @@ class TargetSamplingParams(SamplingParams):
 
     def _validate_spec_decode(self, speculative_config: Any) -> None:
         pass
+
+    def update_from_tokenizer(self, tokenizer: Any) -> None:
+        """As vLLM's, which checks the number of bad words. Its sampler on GPUs bounds their tokens, too."""
+        super().update_from_tokenizer(tokenizer)
+        tokens, most = sum(map(len, self.bad_words_token_ids or ())), envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
+        if tokens > most:
+            raise VLLMValidationError(
+                f"bad_words has {tokens} tokens, but the limit is {most}; leave some out", parameter="bad_words"
+            )
 
 
 def checked_decode(fields: Mapping[str, Any] | None) -> DecodeOptions:

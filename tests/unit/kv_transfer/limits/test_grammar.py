@@ -5,7 +5,6 @@ import json
 import pytest
 
 from kv_transfer.limits.grammar import MAX_GROUPS, MAX_LEVELS, check_grammar
-from kv_transfer.limits.target import MAX_BAD_WORDS, check_sampling
 from skim_common.errors import InvalidRequestError
 
 
@@ -61,9 +60,3 @@ def test_what_would_end_an_engine_is_refused(structured_outputs, why):
 )
 def test_others_pass(structured_outputs):
     check(**structured_outputs)
-
-
-def test_the_number_of_bad_words_is_bounded():
-    check_sampling({"bad_words": ["x"] * MAX_BAD_WORDS, "structured_outputs": None})
-    with pytest.raises(InvalidRequestError, match="bad_words has 1025 texts, but the limit is 1024"):
-        check_sampling({"bad_words": ["x"] * (MAX_BAD_WORDS + 1)})

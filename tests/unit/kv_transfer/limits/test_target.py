@@ -1,6 +1,7 @@
 """Requests that are refused before they reach an engine, with the numbers in the error."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -150,3 +151,28 @@ def test_a_schema_that_counts_to_millions_is_refused(name, written, depth) -> No
 )
 def test_what_is_no_schema_is_left_to_vllm(constraint) -> None:
     check_request(request(2, 2, {"structured_outputs": constraint}), INFO)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "reason"),
+    [
+        ({"allowed_token_ids": list(range(1025))}, "allowed_token_ids has 1025 entries, but the limit is 1024"),
+        ({"bad_words": ["x"] * 129}, "bad_words has 129 entries, but the limit is 128"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias has 1025 entries, but the limit is 1024"),
+        ({"logprob_token_ids": [1] * 129}, "logprob_token_ids has 129 entries"),
+        (
+            {"min_tokens": 1, "stop_token_ids": [1] * 97},
+            "stop_token_ids has 97 entries, but the limit is 96",
+        ),
+        ({"seed": 2**63}, "seed is 9223372036854775808"),
+        (
+            {"max_tokens": 4, "trace_decode_token_ids": [1] * 5},
+            "trace_decode_token_ids has 5 entries",
+        ),
+    ],
+)
+def test_what_would_end_an_engine_is_refused(sampling, reason):
+    with pytest.raises(InvalidRequestError, match=re.escape(reason)):
+        check_request(request(10, 20, sampling), INFO)
+    most = {"stop_token_ids": [1] * 500, "seed": -(2**63), "bad_words": None, "allowed_token_ids": 7}
+    assert check_request(request(10, 20, most), INFO)
