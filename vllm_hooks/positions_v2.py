@@ -4,7 +4,7 @@ The V2 runner asks its ModelState for model inputs. The entry "positions" of the
 positions. Both capture and replay of CUDA graphs use one persistent buffer. With M-RoPE it is vLLM's own (RopeState),
 which holds three positions of each token and is filled anew in each step; a token of text has the same one three times.
 
-Run on CPU in Triton's interpreter, eager. Not run: any GPU, so no CUDA graphs.
+Run on CPU in Triton's interpreter, eager, and on one H200 with CUDA graphs (docs/gpu.md).
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,9 @@
 """The draft channel: one bidirectional gRPC stream from a target worker to a speculator replica.
 
 Each message is encoded by `kv_transfer.wire.codec`. The target sends DraftRequests, and the speculator answers with
-DraftReplies in the same order. After an error the client opens a new stream. The client is `channel_client.DraftClient`
-(synchronous, inside the target's step), the server is `channel_server.DraftServer` (asyncio, in the speculator's
-process). This file and `channel_tls` hold what both use.
+DraftReplies in the same order. After an error the client opens a new stream. The client is `client.DraftClient`
+(synchronous, inside the target's step), the server is `server.DraftServer` (asyncio, in the speculator's process). This
+file and `tls` hold what both use.
 """
 
 import hmac

@@ -7,7 +7,7 @@ request, which are most steps of a drafting round. Restored positions need no Py
 
 A query that is not captured is NaN, so a wrong choice fails the selection and returns no wrong scores.
 
-Tested on CPU: the choice. Not run: CUDA graphs.
+Run on one H200 (docs/gpu.md). Tested on CPU: the choice.
 """
 
 from collections.abc import Callable

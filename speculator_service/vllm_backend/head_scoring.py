@@ -1,7 +1,7 @@
 """Scores a prompt by some heads of the model: captured queries, the keys of these heads alone, a sum over the ranks.
 
 Each tensor parallel rank has the keys of its own heads. A head belongs to one rank only, so the masses of all ranks add
-up. Run on CPU with TP 1 and 2. Not run: any GPU.
+up. Run on CPU with TP 1 and 2, and on one H200 (docs/gpu.md).
 """
 
 from collections.abc import Sequence

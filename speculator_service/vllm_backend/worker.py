@@ -7,8 +7,7 @@ after the last look-ahead step. The code runs in the engine's own processes.
 The worker also runs the synthetic steps of `multi_step` in the same engine step. They use the same methods as ordinary
 steps, so queries, restored positions and sampling are the same.
 
-Run on CPU: V1 runner with TP 1 and 2, V2 runner in Triton's interpreter. Not run: any GPU, so neither NCCL nor CUDA
-graphs.
+Run on CPU (V1 runner with TP 1 and 2, V2 runner in Triton's interpreter), and on one H200 (docs/gpu.md). Not run: NCCL.
 """
 
 import time

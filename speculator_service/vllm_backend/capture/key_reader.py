@@ -11,7 +11,8 @@ returns stored values; the scale is part of the factor on q·k.
 
 The cache of an MLA layer is [B, N, L + R] in all backends: one KV head, without values (`latent_attention`).
 
-Run on CPU with AVX-512 and AMX (float32, bfloat16, FP8, MLA). Not run: NEON, any GPU.
+Run on CPU with AVX-512 and AMX (float32, bfloat16, FP8, MLA), and on one H200 with FlashAttention 3 (docs/gpu.md). Not
+run: NEON.
 """
 
 from collections.abc import Iterator, Sequence

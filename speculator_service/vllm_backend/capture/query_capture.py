@@ -8,8 +8,8 @@ Nothing is registered, so other engines in the same process are not affected. In
 not contain attention (`full_graphs`), because the replay of a graph runs no
 Python. A query that was not captured is NaN, never an old value.
 
-Run on CPU (eager and compiled, TP 1 and 2). On a GPU: written for it, not run. Queries in FP8 (FlashAttention and
-FlashInfer with an FP8 cache) exist only there.
+Run on CPU (eager and compiled, TP 1 and 2), and on one H200 (docs/gpu.md). Not run: queries in FP8, which exist with an
+FP8 cache in FlashAttention and FlashInfer only.
 """
 
 import logging

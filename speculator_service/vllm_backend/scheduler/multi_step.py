@@ -7,8 +7,8 @@ synthetic steps with one token for each of those requests. It returns all tokens
 vLLM's own speculative decoding does.
 
 Depends on `Scheduler.schedule`, `_update_request_with_output` and `KVCacheManager.allocate_slots` (`vllm.v1.core`), and
-on `SchedulerOutput`, `CachedRequestData`, `ModelRunnerOutput` and `LogprobsLists`. Run on CPU, V1 and V2 runner. Not
-run: any GPU.
+on `SchedulerOutput`, `CachedRequestData`, `ModelRunnerOutput` and `LogprobsLists`. Run on CPU, V1 and V2 runner, and
+on one H200 (docs/gpu.md).
 """
 
 from collections.abc import Iterator

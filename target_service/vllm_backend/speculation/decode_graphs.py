@@ -5,7 +5,7 @@ and the number of drafts adapts, so most steps would get PIECEWISE graphs. Atten
 query lengths (AttentionCGSupport.ALWAYS, FlashAttention 3) get vLLM's graphs for adaptive verification, which take 1 to
 1 + K tokens per request. For other backends, graphs for one token per request are added, for steps without drafts.
 
-Tested on CPU: the choice of the graph. Not run: CUDA graphs.
+Run on one H200 with FlashAttention 3 (docs/gpu.md). Tested on CPU: the choice of the graph.
 """
 
 from typing import Any

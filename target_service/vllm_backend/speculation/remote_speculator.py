@@ -7,7 +7,7 @@ are masked with -1 before verification, which vLLM's rejection sampler never acc
 
 A step waits for its sampled tokens only if one of its requests may get drafts. All other steps stay asynchronous.
 
-Run on CPU in Triton's interpreter, eager. Not run: any GPU, so no CUDA graphs.
+Run on CPU in Triton's interpreter, eager, and on one H200 with CUDA graphs (docs/gpu.md).
 """
 
 from collections.abc import Iterator, Mapping

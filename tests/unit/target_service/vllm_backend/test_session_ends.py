@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kv_transfer.drafts import DraftReply, DraftRequest
+from kv_transfer.drafts import Draft, DraftReply, DraftRequest
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
 from target_service.drafting.settings import DRAFTING, encode_settings
@@ -15,7 +15,7 @@ from target_service.vllm_backend.speculation.remote_drafts import RemoteDrafts, 
 
 
 class Drafter:
-    """Knows every session, and drafts nothing. closed: the ends that it was told. rows: the sessions of all rows."""
+    """Drafts a token for each row. closed: the ends that it was told. rows: the sessions of all rows."""
 
     def __init__(self) -> None:
         self.counters: dict[str, int] = {}
@@ -27,7 +27,8 @@ class Drafter:
         self.closed += request.closed
         self.rows += [row.session for row in request.rows]
         self.messages += 1
-        return DraftReply(request.sequence)
+        ends = [(row.session, row.position + row.tokens.size) for row in request.rows]
+        return DraftReply(request.sequence, [Draft(*end, np.array([6], np.int32)) for end in ends])
 
     def close(self) -> None:
         pass
