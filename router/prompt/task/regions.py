@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from json.decoder import scanstring
 
 import re2
 
@@ -79,7 +78,7 @@ def _members(value: str, first: int) -> list[Region]:
             if value[0] == "{":
                 if value[place] != STRING:
                     return []
-                key, place = scanstring(value, place + 1, False)
+                key, place = _JSON.raw_decode(value, place)
                 place = _after_space(value, place)
                 if value[place] != ":":
                     return []

@@ -133,6 +133,11 @@ def find_speech(text: str, parts: Sequence[CharSpan], *, raw: bool = False) -> S
             tasks = some  # other questions belong to the text then
             break
     last = max([*named, *short, *edges], key=lambda block: block.end, default=None)
+    odd = [one for one in edges if one.is_brief and not one.at_edge and asks_surely(text, one.start, one.end)]
+    if odd and not known:  # what asks at the edges may be the text's own, such as its first and last entry of many
+        sure = {one for one in at_edge if asks_surely(text, one.start, one.end)}
+        if sure <= {*own_questions(text, parts, at_edge, odd[-1])}:
+            tasks, last = odd, odd[-1]
     if last is not None and (last.asks or last.is_brief):
         said = own_questions(text, parts, tasks, last)
         tasks = [one for one in tasks if one not in said]

@@ -116,6 +116,15 @@ def tasks_of(text):
     return [text[slice(*task)] for task in find_speech(text, [(0, len(text))]).tasks]
 
 
+MEETING = "\n\n".join(f"{who}: Did you see train {n}? It was late." for n in range(60) for who in ("Anna", "Ben"))
+
+
+@pytest.mark.parametrize("text", [FAQ, MEETING])
+def test_a_question_between_those_of_the_text_is_the_task(text):
+    asked = "Which way is best?"
+    assert tasks_of(f"{text}\n\n{asked}\n\n{text}") == [asked]
+
+
 @pytest.mark.parametrize("asked", ["How long may gate 12 be open?", "Question: how is gate 12 closed?\nIn few words."])
 def test_headings_that_ask_are_no_tasks(asked):
     """The control: in the form of the headings, the last question leaves them tasks."""
