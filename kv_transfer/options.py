@@ -3,7 +3,6 @@
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -35,20 +34,12 @@ AUTO_MAX_KEEP = 0.5
 `min_keep` wants more."""
 SHORT_TEXT = 256
 """Tokens. With `reuse`, a new text of at most this length is kept whole in a later turn."""
-LEXICAL_WEIGHT = 1.0
-"""The `lexical_weight` of granularity text where none is set."""
 LATE_TOKENS = 128
 """Tokens. With `reuse`, a later turn's prompt has at least so many of the old text's most important tokens."""
 
 
-OF_ALL_HEADS = ("score_queries", "look_ahead", "pool_kernel", "layers", "aggregation")
+OF_ALL_HEADS = ("score_queries", "look_ahead", "layers", "aggregation")
 """Options of the attention of all heads."""
-
-
-def _odd(value: int) -> int:
-    if value % 2 == 0:
-        raise ValueError("must be odd, so that the pooled score keeps its place")
-    return value
 
 
 def _rate(value: Any) -> Any:
@@ -131,9 +122,6 @@ class SelectionOptions(BaseModel):
         " `score_queries: question`",
     )
     chunk_size: int = Field(32, ge=1, le=4096, description="tokens per chunk, where the prompt is cut in chunks")
-    pool_kernel: Annotated[int, AfterValidator(_odd)] = Field(
-        13, ge=1, le=1023, description="odd width of the average pooling of scores along the prompt; 1 switches it off"
-    )
     layers: Literal["all", "last_half", "last4", "last1"] = Field(
         "last_half",
         description="the speculator's layers whose attention counts, among those that attend to the whole prompt; all:"
@@ -146,13 +134,6 @@ class SelectionOptions(BaseModel):
         "text",
         description="what is kept or dropped as a whole: lines and sentences (chunks, if only token ids are known), "
         "chunks (the paper), or tokens",
-    )
-    lexical_weight: float | None = Field(
-        None,
-        ge=0,
-        le=100,
-        description="weight of BM25 in the sum with the speculator's scores, where the question is known: as z-scores"
-        " by passages with `scoring: heads`, else as shares of their sums; none: 1 with `granularity: text`, else 0",
     )
     protect_last: int = Field(32, ge=1, le=4096, description="tokens at the end of the prompt that are always kept")
     reuse: OnOff = Field(
@@ -239,13 +220,6 @@ class SelectionOptions(BaseModel):
         if self.keep_rate == AUTO:
             return self.min_keep == 1 or (self.coverage == 1 and self.largest_share == 1)
         return 1 in (self.fixed_rate, self.coverage, self.min_keep)
-
-    @property
-    def bm25_weight(self) -> float:
-        """The weight of BM25 beside the speculator's scores, where the question is known."""
-        if self.lexical_weight is None:
-            return LEXICAL_WEIGHT if self.granularity == "text" else 0.0
-        return self.lexical_weight
 
     @property
     def tokens_ahead(self) -> int:

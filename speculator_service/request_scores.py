@@ -51,23 +51,18 @@ async def scores_of(engine: SpeculatorEngine, request: SelectRequest, *, keep_se
         raise SkimError(f"the speculator's scores do not fit the prompt: {shapes}")
     if options.scoring == "heads" and has_words:
         return await _by_passages(engine, request, scores)
-    if not asks or not options.bm25_weight:
+    if not asks:
         return scores
     attention, words = scores.importance.to("cpu", torch.float32).numpy(), lexical_importance(layout, request.size)
-    return replace(
-        scores, importance=torch.from_numpy(with_lexical(attention, words, options.bm25_weight, request.droppable))
-    )
+    return replace(scores, importance=torch.from_numpy(with_lexical(attention, words, request.droppable)))
 
 
 async def _by_passages(engine: SpeculatorEngine, request: SelectRequest, scores: Scores) -> Scores:
     """The sum of heads and words by passages, after a second read of what several windows rank highest."""
-    first, weight = (
-        Masses(scores.importance.to("cpu", torch.float32).numpy(), request.droppable),
-        request.options.bm25_weight,
-    )
-    found = await apart(request.size, passage_importance, first, request.layout, weight)
+    first = Masses(scores.importance.to("cpu", torch.float32).numpy(), request.droppable)
+    found = await apart(request.size, passage_importance, first, request.layout)
     timings, began = dict(scores.timings), time.perf_counter()
     if reads_in_windows(engine, request) and (again := await read_again(engine, request, found)) is not None:
-        found = await apart(request.size, passage_importance, first, request.layout, weight, again)
+        found = await apart(request.size, passage_importance, first, request.layout, again)
         timings["speculate"] = timings.get("speculate", 0.0) + 1e3 * (time.perf_counter() - began)
     return replace(scores, importance=torch.from_numpy(found), timings=timings)

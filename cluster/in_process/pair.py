@@ -48,11 +48,9 @@ class SelectFields(TypedDict, total=False):
     score_queries: Literal["look_ahead", "question", "both"]
     look_ahead: int
     chunk_size: int
-    pool_kernel: int
     layers: Literal["all", "last_half", "last4", "last1"]
     aggregation: Literal["max", "head_max_layer_mean"]
     granularity: Literal["text", "chunk", "token"]
-    lexical_weight: float | None
     protect_last: int
     reuse: Literal["on", "off"]
     max_keep: float | None

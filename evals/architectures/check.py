@@ -120,7 +120,7 @@ async def _check_speculator(model: str, recipe: Recipe, oracle: Oracle, speculat
     engine = speculator(model, **{**ENGINE, "dtype": recipe.dtype})
     try:
         prompt = KeptPrompt.dense(_prompt())
-        options = SelectionOptions(look_ahead=0, layers="all", aggregation="max", pool_kernel=1, scoring="attention")
+        options = SelectionOptions(look_ahead=0, layers="all", aggregation="max", scoring="attention")
         keeps = engine.supports_drafts
         scores = await engine.score(ScoreRequest("score", prompt.token_ids, options, keep_session=keeps))
         drafted = []

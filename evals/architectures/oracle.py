@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kv_transfer.messages import KeptPrompt
+from speculator_service.scoring.importance import POOL_KERNEL
 
 
 class Oracle:
@@ -35,11 +36,13 @@ class Oracle:
 
     @torch.inference_mode()
     def last_row(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """float32 [tokens]: how much the last token attends to each one, the maximum over heads and whole layers."""
+        """float32 [tokens]: how much the last token attends to each one and its neighbours (POOL_KERNEL), the maximum
+        over heads and whole layers."""
         ids = torch.tensor([list(token_ids)])
         out = self._model(input_ids=ids, attention_mask=torch.ones_like(ids), output_attentions=True, use_cache=False)
         rows = [weights[0, :, -1] for weights in self._whole(out.attentions) if weights is not None]
-        return torch.cat(rows).amax(0).float()
+        pooled = torch.nn.functional.avg_pool1d(torch.cat(rows).float(), POOL_KERNEL, 1, POOL_KERNEL // 2)
+        return pooled.amax(0)
 
     def _whole(self, attentions: Sequence[Any]) -> list[Any]:
         """Those of layers that attend to the whole prompt, by keys of their own."""

@@ -5,7 +5,7 @@ an `Aggregate`, and gets the importance from it:
 
     aggregate = Aggregate(options.aggregation, num_layers=len(scored), steps=S, prompt=M)
     for layer in scored:                                      # scored_layers(L, options.layers)
-        aggregate.add(layer_scores(queries[layer], keys[layer], scale, options.pool_kernel))
+        aggregate.add(layer_scores(queries[layer], keys[layer], scale, POOL_KERNEL))
     # under tensor parallelism: all_reduce(aggregate.table, op=MAX)
     importance = aggregate.importance(valid_steps(look_ahead_tokens, eos_token_ids))
 
@@ -51,6 +51,10 @@ class AttentionFormula(NamedTuple):
     scale: float
     soft_cap: float = 0.0
     sinks: torch.Tensor | None = None
+
+
+POOL_KERNEL = 13
+"""Width of the average pooling of scores along the prompt, as in the paper."""
 
 
 def scored_layers(num_layers: int, layers: Literal["all", "last_half", "last4", "last1"]) -> range:

@@ -12,16 +12,14 @@ def lexical_importance(layout: TextLayout, tokens: int) -> Float32Array:
     return np.repeat(layout.words, np.diff(layout.units, append=tokens)).astype(np.float32)
 
 
-def with_lexical(
-    importance: Float32Array, lexical: Float32Array, weight: float, droppable: npt.NDArray[np.bool_]
-) -> Float32Array:
+def with_lexical(importance: Float32Array, lexical: Float32Array, droppable: npt.NDArray[np.bool_]) -> Float32Array:
     """The sum of both scores, each as a share of its sum over the droppable tokens: float32 [M].
 
-    importance, lexical: float32 [M], not negative. weight: of `lexical`. droppable: bool [M]. Scores that are 0 for all
-    droppable tokens are left out.
+    importance, lexical: float32 [M], not negative. droppable: bool [M]. Scores that are 0 for all droppable tokens are
+    left out.
     """
     total = np.zeros(importance.size)
-    for scores, factor in ((importance, 1.0), (lexical, weight)):
+    for scores in (importance, lexical):
         if mass := float(scores[droppable].sum(dtype=np.float64)):
-            total += factor / mass * scores
+            total += scores / mass
     return total.astype(np.float32)

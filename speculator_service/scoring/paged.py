@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from speculator_service.scoring.head_masses import head_masses
-from speculator_service.scoring.importance import Aggregate, AttentionFormula, Keys, layer_scores
+from speculator_service.scoring.importance import POOL_KERNEL, Aggregate, AttentionFormula, Keys, layer_scores
 
 _log = logging.getLogger(__name__)
 
@@ -68,15 +68,10 @@ def kernels_for(device: torch.device) -> Kernels | None:
 
 
 class PagedScoring:
-    """Fills aggregates with scores. Each worker has one; it remembers whether the kernels work.
+    """Fills aggregates with scores. Each worker has one; it remembers whether the kernels work."""
 
-    pool_kernel: the only one that the kernels are used for. Another one would compile them inside an engine step, which
-    takes seconds, and no drafts would be made meanwhile.
-    """
-
-    def __init__(self, kernels: Kernels | None, pool_kernel: int) -> None:
-        self.kernels = kernels
-        self._pool_kernel = pool_kernel
+    def __init__(self, kernels: Kernels | None, pool_kernel: int = POOL_KERNEL) -> None:
+        self.kernels, self._pool_kernel = kernels, pool_kernel
 
     def fill(
         self,
@@ -84,18 +79,17 @@ class PagedScoring:
         queries: torch.Tensor,
         keys: Sequence[PagedKeys],
         formulas: Sequence[AttentionFormula],
-        pool_kernel: int,
         visible: torch.Tensor | None = None,
     ) -> None:
         """Add all layers to `aggregate`. queries: [L, S, H, D]. keys, formulas: one per layer.
 
         visible: as in `importance.layer_scores`.
         """
-        if self._fill_by_kernels(aggregate, queries, keys, formulas, pool_kernel, visible):
+        if self._fill_by_kernels(aggregate, queries, keys, formulas, visible):
             return
         for of_layer, layer, (scale, soft_cap, sinks) in zip(queries, keys, formulas, strict=True):
             aggregate.add(
-                layer_scores(of_layer, layer, scale, pool_kernel, soft_cap=soft_cap, sinks=sinks, visible=visible)
+                layer_scores(of_layer, layer, scale, self._pool_kernel, soft_cap=soft_cap, sinks=sinks, visible=visible)
             )
 
     def masses(
@@ -155,17 +149,16 @@ class PagedScoring:
         queries: torch.Tensor,
         keys: Sequence[PagedKeys],
         formulas: Sequence[AttentionFormula],
-        pool_kernel: int,
         visible: torch.Tensor | None,
     ) -> bool:
         pages = [page for layer in keys if (page := layer.pages) is not None]
         caches = [page.cache for page in pages]
         with_sinks = [formula.sinks for formula in formulas if formula.sinks is not None]
-        if self.kernels is None or pool_kernel != self._pool_kernel or len(pages) < len(keys):
+        if self.kernels is None or len(pages) < len(keys):
             return False
         if 0 < len(with_sinks) < len(formulas) or len({formula[:2] for formula in formulas}) > 1:
             return False
-        if caches[0].dtype != queries.dtype or not self.kernels.supports(caches, pool_kernel):
+        if caches[0].dtype != queries.dtype or not self.kernels.supports(caches, self._pool_kernel):
             return False
         try:
             self.kernels.fill_table(
@@ -174,7 +167,7 @@ class PagedScoring:
                 caches,
                 pages[0].blocks.int(),
                 formulas[0].scale,
-                pool_kernel,
+                self._pool_kernel,
                 soft_cap=formulas[0].soft_cap,
                 sinks=torch.stack(with_sinks) if with_sinks else None,
                 visible=visible,

@@ -36,10 +36,10 @@ class Masses:
     read: npt.NDArray[np.bool_]
 
 
-def passage_importance(first: Masses, layout: TextLayout, weight: float, again: Masses | None = None) -> Float32Array:
+def passage_importance(first: Masses, layout: TextLayout, again: Masses | None = None) -> Float32Array:
     """float32 [M], not negative; all tokens of a unit have the same, and those that may not be dropped have 0.
 
-    first: of all that may be dropped. layout: with units, gaps and words. weight: of the words against the heads.
+    first: of all that may be dropped. layout: with units, gaps and words.
     again: of a second read of some units. It ranks these anew: their mean stays, and one standard deviation is that of
     the first read, so that a unit which stands out still does.
     """
@@ -54,7 +54,7 @@ def passage_importance(first: Masses, layout: TextLayout, weight: float, again: 
         sure = _best(heads, lengths * may_drop, SURE_SHARE)
         heads[some] = np.where(sure, np.maximum(heads, anew), anew)[some]
     words = np.sqrt(layout.words.astype(np.float64))
-    total = heads + weight * z_scores(words, may_drop)
+    total = heads + z_scores(words, may_drop)
     importance = np.where(may_drop, np.exp(SHARPNESS * (total - total[may_drop].max(initial=0))), 0)
     return np.where(droppable, np.repeat(importance, lengths), 0).astype(np.float32)
 

@@ -37,7 +37,6 @@ async def find_failure(engine: SpeculatorEngine, model: str, *, heads_alone: boo
             keep_rate=KEEP_RATE,
             scoring=scoring,
             look_ahead=LOOK_AHEAD,
-            lexical_weight=0.0,
             reuse="off",
             protect_last=1,
         )

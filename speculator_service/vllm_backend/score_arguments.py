@@ -57,7 +57,7 @@ class ScoreArguments:
         """For a prompt of `prompt` tokens. options: `possible` ones."""
         needed = ScoreQueries.of(options, prompt, questions)
         if options.scoring != "heads":
-            how = options.model_dump(include={"pool_kernel", "layers", "aggregation"})
+            how = options.model_dump(include={"layers", "aggregation"})
             return {**how, **_queries(needed, options.tokens_ahead)}
         profile = self._profile
         assert profile is not None

@@ -78,7 +78,7 @@ class SpeculatorWorker(RestoringWorker):
         block_size = spec.block_size
         self._ledger = RequestLedger(block_size, group, self._question_rows)
         self._keys = KeyReader(self._layers[0], block_size, self.model_config.dtype)
-        self._scoring = PagedScoring(kernels_for(self.device), SelectionOptions().pool_kernel)
+        self._scoring = PagedScoring(kernels_for(self.device))
         self._heads = HeadScoring(self._layers, self._keys, self._scoring, self._capture.missing)
         if kernels := self._scoring.kernels:
             layer = self._layers[0]
@@ -221,7 +221,6 @@ class SpeculatorWorker(RestoringWorker):
             queries,
             self._keys.read(layers, request.blocks, request.prompt),
             [attention_formula(layer) for layer in layers],
-            request.options["pool_kernel"],
             torch.tensor(visible).to(self.device, non_blocking=True),
         )
         return aggregate

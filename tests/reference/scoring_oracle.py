@@ -11,6 +11,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from kv_transfer.options import SelectionOptions
+from speculator_service.scoring.importance import POOL_KERNEL
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _step_importance(layers: list[tuple[torch.Tensor, torch.Tensor]], options: S
     per_layer = []
     for heads, sinks in layers:
         # The weights of prompt and sink, rescaled to sum 1, equal a softmax over the prompt (and the sink) only.
-        pooled = [_pool(w / (w.sum() + sink), options.pool_kernel) for w, sink in zip(heads, sinks, strict=True)]
+        pooled = [_pool(w / (w.sum() + sink), POOL_KERNEL) for w, sink in zip(heads, sinks, strict=True)]
         per_layer.append(torch.stack(pooled).amax(0))
     stacked = torch.stack(per_layer)
     return stacked.amax(0) if options.aggregation == "max" else stacked.mean(0)

@@ -18,7 +18,7 @@ SCORE_ARG = "skim_score"
 """Key in `SamplingParams.extra_args`: {look_ahead, rows, steps, eos_token_ids}, and how the attention is scored.
 
 look_ahead: number of decoded tokens. rows: the half-open span of each question's rows. steps: the number of steps.
-All heads: {pool_kernel, layers, aggregation}. Some heads (`head_scoring`): {heads, question, last, apart}; heads has
+All heads: {layers, aggregation}. Some heads (`head_scoring`): {heads, question, last, apart}; heads has
 [layer, head, weight] each, question and last are the weights of the rows, and apart asks for the mass of each head.
 """
 

@@ -83,10 +83,8 @@ options = st.builds(
     min_keep=st.floats(0.01, 0.5),
     coverage=st.none() | st.floats(0.01, 1),
     look_ahead=st.integers(0, 64),
-    pool_kernel=st.integers(0, 511).map(lambda half: 2 * half + 1),
     layers=st.sampled_from(["all", "last_half", "last4", "last1"]),
     granularity=st.sampled_from(["text", "chunk", "token"]),
-    lexical_weight=st.none() | st.floats(0, 9),
 )
 
 

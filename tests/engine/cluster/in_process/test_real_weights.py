@@ -42,7 +42,7 @@ def pair(smollm2: Path) -> Iterator[Pair]:
 
 
 def test_scores_of_real_text_are_the_oracles(pair: Pair, smollm2: Path) -> None:
-    selection = pair.select(CODE.messages, keep_rate=1.0, look_ahead=2, lexical_weight=0.0)
+    selection = pair.select(CODE.messages, keep_rate=1.0, look_ahead=2, granularity="chunk")
     token_ids = selection.kept.token_ids.tolist()
     oracle = scoring_oracle.score(load_model(smollm2), token_ids, SelectionOptions(look_ahead=2))
     assert selection.kept.look_ahead_tokens.tolist() == oracle.look_ahead_tokens

@@ -114,7 +114,7 @@ async def test_control_without_the_cap_a_cached_question_has_no_queries(rig, dev
 async def test_control_a_row_sees_no_later_keys(rig):
     def blind(worker):
         worker._right = worker._scoring.fill
-        worker._scoring.fill = lambda *args: worker._right(*args[:5])
+        worker._scoring.fill = lambda *args: worker._right(*args[:4])
 
     def as_before(worker):
         worker._scoring.fill = worker._right

@@ -59,9 +59,9 @@ async def test_what_is_compiled_at_the_start_is_what_requests_need(rig):
     def compile_again(worker):
         fill, worker.asked = worker._scoring.fill, []
 
-        def noting(aggregate, queries, keys, scales, pool_kernel, visible):
-            worker.asked.append((queries.shape, queries.dtype, scales, pool_kernel, aggregate.table.shape[:2]))
-            fill(aggregate, queries, keys, scales, pool_kernel, visible)
+        def noting(aggregate, queries, keys, scales, visible):
+            worker.asked.append((queries.shape, queries.dtype, scales, aggregate.table.shape[:2]))
+            fill(aggregate, queries, keys, scales, visible)
 
         worker._scoring.fill = noting
         worker._compile_kernels([1, 16])
@@ -83,7 +83,6 @@ async def test_every_layers_option(rig, aggregation):
         (random_prompt(257, seed=4), SelectionOptions(layers=layers, aggregation=aggregation, look_ahead=3))
         for layers in ("all", "last_half", "last4", "last1")
     ]
-    cases += [(PROMPT, SelectionOptions(aggregation=aggregation, pool_kernel=kernel)) for kernel in (1, 31)]
     assert max(await rig.errors(cases)) <= TOLERANCE
 
 

@@ -178,7 +178,6 @@ def test_numbers_are_fine_as_environment_variables(write):
         (SMALLEST + "router: {zzz: 1}", "router.zzz: is not a setting; the settings here are host, port"),
         (SMALLEST + "selection: {keep_rat: 1}", "selection.keep_rat: is not a setting; did you mean keep_rate?"),
         (SMALLEST + "selection: {keep_rate: 0}", "selection.keep_rate: must be auto or a number > 0 and <= 1, not 0"),
-        (SMALLEST + "selection: {pool_kernel: 4}", "selection.pool_kernel: must be odd"),
         (SMALLEST + "router: {port: 70000}", "router.port: should be less than or equal to 65535, not 70000"),
         (SMALLEST + "router: {port: high}", "router.port: should be a valid integer"),
         (SMALLEST + "router: {keep_alive_s: -1}", "router.keep_alive_s: should be greater than or equal to 0"),

@@ -28,7 +28,7 @@ def test_the_ways_are_valid_and_differ():
 
 async def test_shared_words_are_found_and_random_scores_find_less(made, tokenizer):
     samples = [*made("single_needle", count=8), *made("multi_key", count=8)]
-    ways = {"random": SelectionOptions(lexical_weight=0), "lexical": SelectionOptions(selector="lexical")}
+    ways = {"random": SelectionOptions(granularity="chunk"), "lexical": SelectionOptions(selector="lexical")}
     found = await chunk_recall(MockSpeculator(str(MODELS / "target")), tokenizer, samples, ways, RATES)
     assert found["lexical"].keys() == {"single_needle", "multi_key"}
     assert [len(kept) for kept in found["lexical"]["multi_key"].values()] == [8, 8]

@@ -23,6 +23,7 @@ from router.vllm_front.app import ServedModel, build_openai_app
 from router.vllm_front.select_endpoint import AT_ONCE
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from skim_common.models.info import load_tokenizer
+from speculator_service import request_scores
 from tests.unit.router.admission.test_api_keys import entry, write
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, until
 from tests.unit.router.endpoints.canaries import WORDS, call, result, user
@@ -32,7 +33,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PATH = "/v1/select"
 QUESTION = "What did the captain say about the harbour?"
-BY_SCORE = {"lexical_weight": 0.0, "scoring": "attention", "read": "whole"}
+BY_SCORE = {"scoring": "attention", "read": "whole"}
+
+
+@pytest.fixture(autouse=True)
+def words_are_not_in_the_sum(monkeypatch):
+    """So that the scores are the mock's."""
+    monkeypatch.setattr(request_scores, "with_lexical", lambda importance, *_: importance)
 
 
 def make_lines(count, seed=1):

@@ -149,8 +149,6 @@ def test_a_wrong_string_in_the_header_is_refused_by_name(header):
         ("look_ahead", 8.0, "should be a valid integer"),
         ("look_ahead", 10**400, "should be less than or equal to 64"),
         ("chunk_size", 0, "should be greater than or equal to 1"),
-        ("pool_kernel", 4, "must be odd, so that the pooled score keeps its place"),
-        ("pool_kernel", 1025, "should be less than or equal to 1023"),
         ("layers", "last2", "should be 'all', 'last_half', 'last4' or 'last1'"),
         ("aggregation", 3, "should be 'max' or 'head_max_layer_mean'"),
         ("score_queries", "last", "should be 'look_ahead', 'question' or 'both'"),

@@ -7,9 +7,7 @@ from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from tests.unit.kv_transfer.layouts import layout_of
 
-OPTIONS = SelectionOptions(
-    scoring="heads", read="windows", read_again="off", window_tokens=512, protect_last=4, lexical_weight=0
-)
+OPTIONS = SelectionOptions(scoring="heads", read="windows", read_again="off", window_tokens=512, protect_last=4)
 FRAME = Frame(np.array([1, 2], np.int32), np.array([3], np.int32), np.array([4, 5], np.int32))
 QUESTION = 20
 

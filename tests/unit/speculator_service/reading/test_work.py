@@ -46,7 +46,7 @@ def request_of(texts, *, window, question=20, frame=(12, 2, 6), units=16):
     size = int(sizes.sum())
     cuts = np.unique(np.concatenate([np.arange(0, size, units), starts, protected[:, 1]]))
     options = SelectionOptions(
-        scoring="heads", read="windows", read_again="off", window_tokens=window, protect_last=LAST, lexical_weight=0
+        scoring="heads", read="windows", read_again="off", window_tokens=window, protect_last=LAST
     )
     ids = np.random.default_rng(size).integers(0, 500, size).astype(np.int32)
     layout = layout_of(protected, question=(1, 1 + question), units=cuts[cuts < size], frame=Frame(*map(ones, frame)))

@@ -88,7 +88,7 @@ YES, NO = (lambda *_: True), (lambda *_: False)
 
 
 def by_torch(given):
-    return HEADS @ PagedScoring(None, 13).masses(given, ROWS, VISIBLE)
+    return HEADS @ PagedScoring(None).masses(given, ROWS, VISIBLE)
 
 
 def test_kernels_get_one_kv_head_at_a_time():
@@ -100,7 +100,7 @@ def test_kernels_get_one_kv_head_at_a_time():
 
     formulas = [AttentionFormula(0.25, 0.0, SINKS), AttentionFormula(0.25, 0.0, SINKS[:1])]
     given = layers(formulas)
-    scoring = PagedScoring(Kernels(YES, None, None, weighted_masses), 13)
+    scoring = PagedScoring(Kernels(YES, None, None, weighted_masses))
     assert (scoring.weighted_mass(given, HEADS, ROWS, VISIBLE) == 3).all()
     [(queries, caches, blocks, prompt, scale, weights, more)] = calls
     assert queries.shape == (3, STEPS, 2, SIZE)  # KV heads 0 and 1 of the first layer, 1 of the second
@@ -114,10 +114,10 @@ def test_kernels_get_one_kv_head_at_a_time():
 
 
 def test_torch_takes_what_the_kernels_do_not_support():
-    refusing = PagedScoring(Kernels(NO, None, None, None), 13)
+    refusing = PagedScoring(Kernels(NO, None, None, None))
     given = layers()
     torch.testing.assert_close(refusing.weighted_mass(given, HEADS, ROWS, VISIBLE), by_torch(given))
-    scoring = PagedScoring(Kernels(YES, None, None, None), 13)
+    scoring = PagedScoring(Kernels(YES, None, None, None))
     for formulas in (
         [AttentionFormula(0.25), AttentionFormula(0.5)],
         [AttentionFormula(0.25, 0.0, SINKS), AttentionFormula(0.25)],
@@ -130,7 +130,7 @@ def test_failing_kernels_are_replaced_for_good_with_one_warning(caplog):
     def breaks(*arguments, **more):
         raise RuntimeError("out of resource")
 
-    scoring = PagedScoring(Kernels(YES, None, None, breaks), 13)
+    scoring = PagedScoring(Kernels(YES, None, None, breaks))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             torch.testing.assert_close(scoring.weighted_mass(layers(), HEADS, ROWS, VISIBLE), by_torch(layers()))

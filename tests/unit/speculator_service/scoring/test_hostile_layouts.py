@@ -69,7 +69,7 @@ def work(request):
     read = Masses(importance, request.droppable), Masses(importance, request.droppable & (np.arange(size) < size // 2))
     yield "select", lambda: _fresh_selection(request, scores)
     yield "labels", lambda: layout.labels_of(last)
-    yield "passages", lambda: passage_importance(read[0], layout, 1.0, read[1])
+    yield "passages", lambda: passage_importance(read[0], layout, read[1])
     yield "windows", lambda: windows_of(request.token_ids, plan_of(request), layout.units)
     yield "second read", lambda: best_tokens(request, importance, size // 4)
     prompt, known = Prompt(importance, fresh, request.options, layout), KnownPrefix(kept, size // 2, size // 2)

@@ -17,10 +17,10 @@ def test_each_token_has_the_score_of_its_unit():
 def test_the_sum_has_both_scores_in_their_proportions():
     droppable = np.array([False, True, True, True, False])
     attention, words = np.array([9, 1, 1, 2, 5], np.float32), np.array([3, 0, 3, 0, 0], np.float32)
-    found = with_lexical(attention, words, 0.5, droppable)
+    found = with_lexical(attention, words, droppable)
     assert found.dtype == np.float32
-    assert found.tolist() == pytest.approx([9 / 4 + 0.5, 1 / 4, 1 / 4 + 0.5, 2 / 4, 5 / 4])
+    assert found.tolist() == pytest.approx([9 / 4 + 1, 1 / 4, 1 / 4 + 1, 2 / 4, 5 / 4])
     nothing = np.zeros(5, np.float32)
-    assert with_lexical(attention, nothing, 0.5, droppable).tolist() == pytest.approx((attention / 4).tolist())
-    assert with_lexical(nothing, words, 0.5, droppable).tolist() == pytest.approx((words / 6).tolist())
-    assert np.isnan(with_lexical(np.full(5, np.nan, np.float32), words, 0.5, droppable)).all()
+    assert with_lexical(attention, nothing, droppable).tolist() == pytest.approx((attention / 4).tolist())
+    assert with_lexical(nothing, words, droppable).tolist() == pytest.approx((words / 3).tolist())
+    assert np.isnan(with_lexical(np.full(5, np.nan, np.float32), words, droppable)).all()

@@ -42,7 +42,7 @@ def by_torch(queries, keys, formulas=FORMULAS):
 def filled(scoring_, queries, keys, formulas=FORMULAS):
     """The table of a complete aggregate."""
     full = aggregate()
-    scoring_.fill(full, queries, keys, formulas, 13)
+    scoring_.fill(full, queries, keys, formulas)
     full.importance(torch.ones(STEPS, dtype=torch.bool))
     return full.table
 
@@ -81,7 +81,7 @@ def test_kernels_do_all_layers_at_once(queries, keys):
         calls.append((*arguments, formula))
 
     formulas = [AttentionFormula(0.25, 3.0, SINKS), AttentionFormula(0.25, 3.0, 2 * SINKS)]
-    assert (filled(PagedScoring(Kernels(YES, fill_table, NO_STEPS, None), 13), queries, keys, formulas) == 1).all()
+    assert (filled(PagedScoring(Kernels(YES, fill_table, NO_STEPS, None)), queries, keys, formulas) == 1).all()
     [(given, caches, blocks, scale, pool, formula)] = calls
     assert given is queries
     assert [cache.data_ptr() for cache in caches] == [layer.memory.data_ptr() for layer in keys]
@@ -92,11 +92,11 @@ def test_kernels_do_all_layers_at_once(queries, keys):
 
 
 def test_without_kernels_torch_scores(queries, keys):
-    torch.testing.assert_close(filled(PagedScoring(None, 13), queries, keys), by_torch(queries, keys))
+    torch.testing.assert_close(filled(PagedScoring(None), queries, keys), by_torch(queries, keys))
 
 
 def test_failing_kernels_are_replaced_for_good_with_one_warning(queries, keys, caplog):
-    broken = PagedScoring(Kernels(YES, breaks_halfway, NO_STEPS, None), 13)
+    broken = PagedScoring(Kernels(YES, breaks_halfway, NO_STEPS, None))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             torch.testing.assert_close(filled(broken, queries, keys), by_torch(queries, keys))
@@ -110,7 +110,7 @@ def test_torch_scores_what_the_kernels_do_not_support_and_they_stay(queries, key
         pages = None
 
     packed = [Packed(k.memory, k.blocks, k.length) for k in keys]
-    chosen = PagedScoring(Kernels(YES, ones, NO_STEPS, None), 13)
+    chosen = PagedScoring(Kernels(YES, ones, NO_STEPS, None))
     plain = AttentionFormula(0.25)
     others = [
         [plain, AttentionFormula(0.5)],
@@ -122,12 +122,9 @@ def test_torch_scores_what_the_kernels_do_not_support_and_they_stay(queries, key
     half = queries.half()
     torch.testing.assert_close(filled(chosen, half, keys), by_torch(half, keys))
     torch.testing.assert_close(
-        filled(PagedScoring(Kernels(NO, ones, NO_STEPS, None), 13), queries, keys), by_torch(queries, keys)
+        filled(PagedScoring(Kernels(NO, ones, NO_STEPS, None)), queries, keys), by_torch(queries, keys)
     )
-    other_pool = PagedScoring(Kernels(YES, ones, NO_STEPS, None), 15)
-    torch.testing.assert_close(filled(other_pool, queries, keys), by_torch(queries, keys))
     assert chosen.kernels is not None
-    assert other_pool.kernels is not None
     assert caplog.messages == []
 
 

@@ -34,39 +34,39 @@ def by_unit(importance):
 
 
 def test_all_tokens_of_a_unit_have_one_importance():
-    found = passage_importance(Masses(masses(u7=0.01), ALL), layout(), 1.0)
+    found = passage_importance(Masses(masses(u7=0.01), ALL), layout())
     assert found.dtype == np.float32
     assert (found.reshape(UNITS, SIZE) == by_unit(found)[:, None]).all()
     assert found.max() == 1.0
 
 
 def test_a_neighbour_counts_more_than_a_far_unit():
-    found = by_unit(passage_importance(Masses(masses(u7=0.01), ALL), layout(), 1.0))
+    found = by_unit(passage_importance(Masses(masses(u7=0.01), ALL), layout()))
     assert found[7] > found[8] > found[9] > found[30]
     # Control: with a gap around the unit, its neighbour is like all others.
     apart = [0] * UNITS
     apart[7] = apart[8] = int(100 * REACH)
-    alone = by_unit(passage_importance(Masses(masses(u7=0.01), ALL), layout(gaps=apart), 1.0))
+    alone = by_unit(passage_importance(Masses(masses(u7=0.01), ALL), layout(gaps=apart)))
     assert alone[8] == min(alone)
 
 
-def test_words_count_by_their_weight():
+def test_words_count_as_much_as_heads():
     words = np.zeros(UNITS)
     words[20] = 5
-    for weight, best in ((1.0, {7, 20}), (0.0, {7})):
-        found = by_unit(passage_importance(Masses(masses(u7=0.01), ALL), layout(words=words), weight))
+    for given in (words, 0 * words):
+        found = by_unit(passage_importance(Masses(masses(u7=0.01), ALL), layout(words=given)))
         high = set(np.flatnonzero(found > 2 * np.median(found)).tolist())
-        assert best <= high
-        assert (20 in high) == (weight > 0)
+        assert 7 in high
+        assert (20 in high) == given.any()
 
 
 def test_what_may_not_be_dropped_has_no_importance_and_scores_without_a_signal_are_equal():
     some = ALL.copy()
     some[:25] = False
-    found = passage_importance(Masses(masses(u0=0.5, u7=0.01), some), layout(), 1.0)
+    found = passage_importance(Masses(masses(u0=0.5, u7=0.01), some), layout())
     assert not found[:25].any()
     assert found[25:].all()
-    assert len(set(passage_importance(Masses(masses(), ALL), layout(), 1.0).tolist())) == 1
+    assert len(set(passage_importance(Masses(masses(), ALL), layout()).tolist())) == 1
 
 
 def test_z_scores_are_those_of_some_units():
@@ -79,7 +79,7 @@ def test_a_second_read_ranks_what_it_read_anew_and_leaves_the_rest():
     read = np.zeros(ALL.size, bool)
     read[2 * SIZE : 8 * SIZE] = True
     first, again = Masses(masses(u3=0.02, u7=0.01), ALL), Masses(masses(u3=0.001, u7=0.02), read)
-    once, twice = (passage_importance(first, layout(gaps=[1000] * UNITS), 1.0, more) for more in (None, again))
+    once, twice = (passage_importance(first, layout(gaps=[1000] * UNITS), more) for more in (None, again))
     assert by_unit(once).argmax() == 3
     assert by_unit(twice).argmax() == 7
     ratio = by_unit(twice)[~by_unit(read)] / by_unit(once)[~by_unit(read)]
@@ -93,7 +93,7 @@ def test_what_the_first_read_is_surest_of_loses_nothing_by_the_second(monkeypatc
     first, again = Masses(masses(u3=0.5), ALL), Masses(masses(u3=0.0001, **distracted), read)
 
     def best():
-        return by_unit(passage_importance(first, layout(gaps=[1000] * UNITS), 1.0, again)).argmax()
+        return by_unit(passage_importance(first, layout(gaps=[1000] * UNITS), again)).argmax()
 
     assert best() == 3
     monkeypatch.setattr("speculator_service.scoring.passages.SURE_SHARE", 0.0)

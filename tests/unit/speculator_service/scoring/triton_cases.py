@@ -126,7 +126,7 @@ def tables_of_a_worker(case: Case) -> tuple[torch.Tensor, torch.Tensor, bool]:
     found = []
     for scoring in scorings:
         full = Aggregate(case.aggregation, num_layers=case.layers, steps=case.steps, prompt=case.prompt)
-        scoring.fill(full, queries, keys, [AttentionFormula(case.size**-0.5)] * case.layers, case.pool)
+        scoring.fill(full, queries, keys, [AttentionFormula(case.size**-0.5)] * case.layers)
         found.append(full.table)
     return found[0], found[1], scorings[1].kernels is not None
 
@@ -192,10 +192,10 @@ def masses(case: MassCase, *, missing: bool = False, blind: bool = False) -> tup
     weights = torch.rand(sum(map(len, case.kv_heads)), generator=generator)
     rows = torch.rand(steps, generator=generator)
     visible = torch.tensor([case.prompt // 2 - case.rows + row for row in range(case.rows)] + [case.prompt])
-    scoring = PagedScoring(KERNELS, 13)
+    scoring = PagedScoring(KERNELS)
     found = scoring.weighted_mass(layers, weights, rows, None if blind else visible)
     assert scoring.kernels is not None
-    return PagedScoring(None, 13).weighted_mass(layers, weights, rows, visible), found
+    return PagedScoring(None).weighted_mass(layers, weights, rows, visible), found
 
 
 def difference(expected: torch.Tensor, found: torch.Tensor) -> float:

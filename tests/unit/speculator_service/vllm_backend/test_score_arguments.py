@@ -74,7 +74,6 @@ def test_the_worker_is_told_heads_or_layers():
     }
     by_attention = arguments.of(SelectionOptions(look_ahead=3), 100, [(40, 50)])
     assert by_attention == {
-        "pool_kernel": 13,
         "layers": "last_half",
         "aggregation": "max",
         "look_ahead": 3,
