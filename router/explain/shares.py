@@ -31,16 +31,19 @@ class KeyShares(Generic[Value]):
 
     def remove(self, key: str, name: str) -> None:
         """Forget the value, if it is held."""
-        values = self._values.get(key, {})
+        values = self._held(key)
         if name in values:
             self._bytes[key] -= values.pop(name)[1]
         if key in self._values and not values:
             del self._values[key], self._bytes[key]
 
     def get(self, key: str, name: str) -> Value | None:
-        held = self._values.get(key, {}).get(name)
+        held = self._held(key).get(name)
         return None if held is None else held[0]
 
     def latest(self, key: str) -> Iterator[Value]:
         """All values of a key, the latest first."""
-        return (value for value, _ in reversed(self._values.get(key, OrderedDict()).values()))
+        return (value for value, _ in reversed(self._held(key).values()))
+
+    def _held(self, key: str) -> OrderedDict[str, tuple[Value, int]]:
+        return self._values.get(key) or OrderedDict()

@@ -97,8 +97,9 @@ def _check_bounds(options: Mapping[str, Any], args: argparse.Namespace) -> None:
     for config in CONFIGS:
         for name, field in config.__pydantic_fields__.items():
             if field.metadata and options.get(name) is not None:
+                bounded: Any = Annotated[field.annotation, *field.metadata]
                 try:
-                    TypeAdapter(Annotated[field.annotation, *field.metadata]).validate_python(getattr(args, name))
+                    TypeAdapter(bounded).validate_python(getattr(args, name))
                 except ValidationError as error:
                     raise SkimError(f"`vllm serve` does not take this: {name}: {sentence(error)}") from None
 

@@ -118,7 +118,7 @@ class SelectEndpoint:
         except BaseExceptionGroup as errors:
             first = errors.exceptions[0]
             if isinstance(first, LimitReachedError) and call.prompts:
-                raise LimitReachedError(f"{first}, with fewer texts", first.retry_after_s) from None
+                raise LimitReachedError(f"{first}, with fewer texts", first.retry_after_s or 1) from None
             raise first from None
         return [text for task in tasks for text in task.result()]
 
