@@ -86,4 +86,4 @@ async def test_control_another_salt_finds_nothing(rig):
     whole = asking(document, question=question, name="s2")
     again = replace(whole, request_id="s3", cache_salt="other")
     assert (await read_in_windows(rig.engine, again)).cached_tokens <= 4 * len(HEAD)
-    assert (await read_in_windows(rig.engine, whole)).cached_tokens > 360
+    assert (await read_in_windows(rig.engine, whole)).cached_tokens > 320
