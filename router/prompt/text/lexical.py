@@ -197,8 +197,7 @@ def _bm25(
         return np.zeros((droppable.size, 0))
     rarity = np.log1p((units - holding + 0.5) / (holding + 0.5))
     words, counts = around[:, :1], around[:, 1:]
-    usual = words[droppable].sum() / max(1, units)
-    sizes = 1 - B + B * words / (usual or 1)  # 0 where nothing that may be dropped has a word
+    sizes = 1 - B + B * words / words[droppable].mean()
     return counts * ((K1 + 1) * rarity * droppable[:, None]) / (counts + K1 * sizes)
 
 

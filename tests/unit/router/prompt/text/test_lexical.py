@@ -77,10 +77,6 @@ def test_what_may_not_be_dropped_has_no_score():
     assert scored(UNITS[:4], "Who argued?", droppable=[False, True, True, True])[0] == 0
 
 
-def test_a_text_without_a_word_that_may_be_dropped_has_no_score():
-    assert (scored(["...\n", "The dog slept.\n"], "Who slept?", droppable=[True, False]) == 0).all()
-
-
 def gaps_in(units, indents=None, droppable=None):
     starts, codes = np.cumsum([0, *map(len, units)])[:-1], codes_of("".join(units))
     indented = np.array(indents or [0] * len(units), np.int32)
