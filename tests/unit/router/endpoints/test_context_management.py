@@ -265,6 +265,9 @@ async def test_tokens_are_counted_before_and_after(app):
     told = (await app.client.post(COUNT, json=sent)).json()
     assert told["context_management"]["original_input_tokens"] == before["input_tokens"]
     assert 0 < told["input_tokens"] < before["input_tokens"] - 3 * 60
+    sent["messages"][2]["content"][0]["keep"] = "always"
+    kept = (await app.client.post(COUNT, json=sent)).json()
+    assert kept["input_tokens"] > told["input_tokens"] + 60
 
 
 async def test_anthropic_s_client_reads_the_edits(app):
