@@ -32,7 +32,7 @@ import numpy as np
 from benchmarks.harness.chat_client import Timed, ask
 from benchmarks.harness.in_process import ChatPrompt, InProcess, unseen_prompts
 from benchmarks.harness.ray_llm import APP_NAME, ray_llm
-from benchmarks.harness.servers import BLOCK_SIZES, SETTLE_S, engine_options
+from benchmarks.harness.servers import BLOCK, SETTLE_S, STOCK_BLOCK, engine_options
 from benchmarks.latency.overhead_parts import added, explained, parts_table
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
@@ -91,7 +91,10 @@ def run(settings: OverheadSettings, progress: Progress = silent) -> dict[str, An
             baseline = None
             if kind == "vllm" and settings.ray_llm:
                 try:
-                    options, environment = _engine_options(settings, "target"), {**_environment("target"), **KEPT_HEAP}
+                    options, environment = (
+                        _engine_options(settings, block=STOCK_BLOCK),
+                        {**_environment("target"), **KEPT_HEAP},
+                    )
                     route = stack.enter_context(
                         ray_llm(local_folder(settings.target, weights=True), options, environment)
                     )
@@ -116,7 +119,7 @@ def _deployment(settings: OverheadSettings, kind: str) -> DeploymentConfig:
             f"{pool}.start_probe": "off",
         }
         # Ray reserves little CPU for Skim, so that ray.serve.llm finds room.
-        pools |= {f"{pool}.cpus_per_replica": 0.1, f"{pool}.engine_options": _engine_options(settings, pool, kind)}
+        pools |= {f"{pool}.cpus_per_replica": 0.1, f"{pool}.engine_options": _engine_options(settings, kind)}
     # Without a keep-alive, the headers of each answer wait for their times.
     router = {"router.port": free_port(), "router.cpus": 0.1, "router.keep_alive_s": 0}
     return config_from_flags(None, {**pools, **router, "served_model_name": _NAME, "decode.method": "none"})
@@ -130,13 +133,13 @@ def _environment(pool: str) -> dict[str, str]:
     return {CORES: ",".join(map(str, own or cores)), "VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
-def _engine_options(settings: OverheadSettings, pool: str, kind: str = "vllm") -> dict[str, Any]:
-    """Options of a pool's engine; its KV cache holds all prompts that run at the same time."""
+def _engine_options(settings: OverheadSettings, kind: str = "vllm", block: int = BLOCK) -> dict[str, Any]:
+    """Options of an engine; its KV cache, in blocks of so many tokens, holds all prompts that run at the same time."""
     longest = 2 * settings.prompt_tokens
     if kind != "vllm":
         return {"max_model_len": longest}
-    held = (max(CONCURRENCY) + 2) * (settings.prompt_tokens + settings.answer_tokens + BLOCK_SIZES[pool])
-    return engine_options(longest, held, block_size=BLOCK_SIZES[pool])
+    held = (max(CONCURRENCY) + 2) * (settings.prompt_tokens + settings.answer_tokens + block)
+    return engine_options(longest, held, block_size=block)
 
 
 async def _measure(
@@ -170,7 +173,7 @@ def _pair(settings: OverheadSettings, kind: str) -> AsyncPair:
     """The engines of the path in_process."""
     halves = {
         pool: EngineSettings(
-            getattr(settings, pool), kind, _engine_options(settings, pool, kind), environment=_environment(pool)
+            getattr(settings, pool), kind, _engine_options(settings, kind), environment=_environment(pool)
         )
         for pool in ("speculator", "target")
     }

@@ -27,7 +27,7 @@ FLAGS: dict[str, Any] = {
     "enforce_eager": True,
     "max_logprobs": 5,
     "max_model_len": 4096,
-    "num_gpu_blocks_override": 64,
+    "num_gpu_blocks_override": 256,
     "override_generation_config": '{"temperature": 0, "max_new_tokens": 40}',
     "reasoning_parser": "qwen3",
     "tool_call_parser": "hermes",

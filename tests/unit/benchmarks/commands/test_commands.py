@@ -38,7 +38,7 @@ def test_wrong_numbers_are_refused_before_anything_starts(skim, words, wrong):
     assert "Traceback" not in ran.error
 
 
-@pytest.mark.parametrize(("rate", "shown"), [("much", '"much"'), ("1.5", "1.5"), ("0", "0"), ("0.1,0.2", '"0.1,0.2"')])
+@pytest.mark.parametrize(("rate", "shown"), [("much", "'much'"), ("1.5", "1.5"), ("0", "0"), ("0.1,0.2", "'0.1,0.2'")])
 def test_a_wrong_share_is_refused_before_anything_starts(skim, rate, shown):
     ran = skim("bench", "turns", "--keep-rate", rate)
     assert ran.code == 2

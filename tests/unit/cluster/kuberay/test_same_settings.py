@@ -106,6 +106,8 @@ def another(name, schema):
 def beside(name):
     scaling = name.rpartition(".autoscaling.")[0]
     needed = {f"{scaling}.autoscaling.max_replicas": 4} if scaling else {}
+    if name.endswith("downscale_to_zero_delay_s"):
+        needed[f"{scaling}.autoscaling.min_replicas"] = 0
     for begin, others in WITH.items():
         needed |= others if name.startswith(begin) else {}
     return needed

@@ -19,7 +19,7 @@ TOKENIZER = AutoTokenizer.from_pretrained(MODELS / "target")
 
 
 async def test_a_speculator_with_another_tokenizer(client, use_pools, document, tmp_path):
-    """Spans, keep rate, usage and headers count the target's tokens. The speculator's limit counts its own."""
+    """Spans, keep rate, usage and headers count the target's tokens, and so does the speculator's limit."""
     folder, target = model_without_weights(tmp_path / "speculator", "byte_level"), str(MODELS / "target")
     pools = use_pools()
     pools.speculator_engine = translated(MockSpeculator(folder), translation_for(folder, target))
@@ -39,7 +39,7 @@ async def test_a_speculator_with_another_tokenizer(client, use_pools, document, 
     pools.speculator_engine = translated(short, translation_for(folder, target))
     refused = await client.post("/v1/chat/completions", json=body)
     assert refused.status_code == 400
-    assert "in the speculator's own tokenizer" in refused.json()["error"]["message"]
+    assert "but the speculator reads at most 512" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
