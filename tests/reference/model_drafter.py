@@ -12,6 +12,7 @@ import torch
 from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import KeptPrompt
 from skim_common.errors import SessionLostError
+from skim_common.models.info import inspect_model
 from speculator_service.engine import Drafted, SpeculatorEngine
 from tests.reference.generation_oracle import GenerationOracle
 
@@ -23,7 +24,7 @@ class ModelDrafter(SpeculatorEngine):
     """The drafting half of a speculator engine, over the model of folder `path`."""
 
     def __init__(self, path: str) -> None:
-        self._oracle = GenerationOracle(path)
+        self._oracle, self.info = GenerationOracle(path), inspect_model(path, engine="oracle")
         self._random = torch.Generator().manual_seed(0)
         self._prompts: dict[str, KeptPrompt] = {}
 
