@@ -24,7 +24,6 @@ from actors.ray_hooks.serve_logger import kept_log_file
 from router.admission.controller import Admission
 from router.admission.intake_lock import IntakeLock
 from router.dispatch.dispatcher import Dispatcher
-from router.explain.prompt_text import read_token_text
 from router.explain.request_reports import RequestReports
 from router.explain.selection_log import ExplainView
 from router.http.deployment_metrics import DeploymentMetrics
@@ -158,9 +157,7 @@ class RouterDeployment:
             app = await build_openai_app(
                 self._dispatcher, served, self._settings, self._tracer, self._reports, self._intake
             )
-        log = self._dispatcher.selections
-        tokens = await asyncio.to_thread(read_token_text, folder) if log.holds_text else None
-        self._view = ExplainView(log, tokens)
+        self._view = ExplainView(self._dispatcher.selections)
         self._view.add_route(app, partial(self._ask_other_routers, "selection"))
         self._reports.add_route(app, partial(self._ask_other_routers, "report"))
         self._tell_metrics = app.state.metrics.exposition

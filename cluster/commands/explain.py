@@ -38,18 +38,17 @@ def explain(
 ) -> None:
     """Show on a page what is kept of a prompt, with score and reason of each part.
 
-    Give --prompt and --speculator to select now, in this process. Give --request to see what a running endpoint kept.
-    The text of a request is that of --prompt (with --target), or the endpoint holds it.
+    Give --prompt and --speculator to select now, in this process. Give --request with its --prompt and --target to see
+    what a running endpoint kept: it holds no text.
     """
     from cluster.explain.page import explain_page
     from cluster.explain.sources import from_prompt, from_request, read_prompt_file
 
-    text = None if prompt is None else read_prompt_file(prompt, chat=chat)
+    if prompt is None or (target if request else speculator) is None:
+        raise SkimError("give --prompt and --speculator, or --request with its --prompt and --target")
+    text = read_prompt_file(prompt, chat=chat)
     if request is not None:
-        key = os.environ.get("OPENAI_API_KEY")
-        source = from_request(url, request, key=key, prompt=text, target=None if target is None else str(target))
-    elif text is None or speculator is None:
-        raise SkimError("give --prompt and --speculator, or --request")
+        source = from_request(url, request, text, str(target), key=os.environ.get("OPENAI_API_KEY"))
     else:
         models = str(speculator), str(target or speculator)
         source = from_prompt(text, *models, flags.prefill, engine=flags.engine, engine_options=flags.start_options)

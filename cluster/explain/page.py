@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cluster.explain.prompt_text import PromptText
 from router.explain.explained import REASONS
-from router.explain.prompt_text import PromptText
 from skim_common.errors import InvalidRequestError
 
 TITLE = "What was kept of a prompt"

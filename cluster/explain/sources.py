@@ -8,18 +8,16 @@ from urllib.parse import quote
 
 import httpx
 
+from cluster.explain.prompt_text import PromptText, read_token_text
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.prompts import Messages, render
 from cluster.json_file import read_json, read_text
 from kv_transfer.messages import SelectRequest
 from router.explain.explained import Explained
-from router.explain.prompt_text import PromptText, message_spans, read_token_text
 from router.options.request import PrefillOptions
-from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import SkimError
 from skim_common.models.info import load_tokenizer
 from skim_common.proxies import client_options
-from speculator_service.translation.token_text import TokenText
 
 HTTP_TIMEOUT_S = 30.0
 
@@ -77,21 +75,21 @@ def from_prompt(
         return Explained(selection, options.selection, layout, selection.timings)
 
     explained = asyncio.run(select())
-    return Source(explained.as_json(), _text(rendered, tokens))
+    return Source(explained.as_json(), PromptText.of(rendered, tokens))
 
 
 def from_request(
     url: str,
     request_id: str,
+    prompt: str | Messages,
+    target: str,
     *,
     key: str | None = None,
-    prompt: str | Messages | None = None,
-    target: str | None = None,
 ) -> Source:
     """The explain view of a running endpoint. url: with or without /v1. key: its API key.
 
-    The text is the one that the endpoint holds, or else that of `prompt`, rendered for the model `target`.
-    Raises SkimError if the endpoint does not answer or has no entry, or if there is no text that fits it.
+    The endpoint holds no text: it is that of `prompt`, rendered for the model `target`.
+    Raises SkimError if the endpoint does not answer or has no entry, or if the prompt does not fit it.
     """
     base = url.rstrip("/").removesuffix("/v1")
     headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -110,18 +108,7 @@ def from_request(
         message = told.get("message") if isinstance(told, dict) else told
         raise SkimError(f"the endpoint {base} answered {answer.status_code}: {message or 'it is no Skim endpoint'}")
     tokens = int(explanation["prompt_tokens"])
-    if "prompt" in explanation:
-        return Source(explanation, PromptText.from_json(explanation["prompt"], tokens))
-    if prompt is None or target is None:
-        raise SkimError(
-            f"the endpoint holds no text of {request_id}: give it by --prompt and --target, or send the request with "
-            "the option explain_text"
-        )
     rendered = render(prompt, load_tokenizer(target))
     if rendered.token_ids.size != tokens:
         raise SkimError(f"the prompt has {rendered.token_ids.size} tokens for {target}, the request had {tokens}")
-    return Source(explanation, _text(rendered, read_token_text(target)))
-
-
-def _text(prompt: RenderedPrompt, tokens: TokenText) -> PromptText:
-    return PromptText.of(prompt.token_ids, tokens, message_spans(prompt.chat, prompt.offsets))
+    return Source(explanation, PromptText.of(rendered, read_token_text(target)))

@@ -60,8 +60,8 @@ class SelectFields(TypedDict, total=False):
     keep_short: int
 
 
-OF_ROUTERS = ("explain_text", "catch_up")
-"""Options of requests to a router: for its explain view, and for the idle time after an answer."""
+OF_ROUTERS = ("catch_up",)
+"""Options of requests to a router: for the idle time after an answer."""
 
 
 def _refuse_of_routers(names: Container[str]) -> None:

@@ -16,7 +16,6 @@ MODELS: dict[str, type[BaseModel]] = {option.name: option.model for option in (P
 MORE = {
     "catch_up": "#catch-up",
     "draft_context": "architecture/drafting.md",
-    "explain_text": "explain.md",
     "granularity": "#what-is-kept-as-a-whole",
     "keep_by_role": "#how-much-of-a-message-is-kept",
     "keep_rate": "#keep_rate-auto",

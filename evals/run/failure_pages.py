@@ -11,12 +11,12 @@ from pathlib import Path
 
 from benchmarks.report.progress import Progress
 from cluster.explain.page import explain_page, visible
+from cluster.explain.prompt_text import PromptText, read_token_text
 from evals.run.ask import Answer, Case, Engines
 from evals.selection.evidence import evidence_spans
 from evals.selection.selectors import DENSE
 from evals.tasks.registry import Sample
 from router.explain.explained import DROPPED, Explained
-from router.explain.prompt_text import PromptText, message_spans, read_token_text
 from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import SkimError
 
@@ -66,7 +66,7 @@ async def write_pages(asker: Engines, target: str, found: Sequence[Worse], folde
     for number, one in enumerate(found):
         progress(f"page of {one.sample.task}", number / len(found))
         prompt, explained = await asker.explain(one.sample, one.case)
-        text = PromptText.of(prompt.token_ids, tokens, message_spans(prompt.chat, prompt.offsets))
+        text = PromptText.of(prompt, tokens)
         title = f"{one.sample.task}: {one.case[0]}, keep rate {one.case[1]:g}"
         notes = [*_notes(one), ("Evidence", _evidence(one.sample, prompt, explained))]
         _write(folder, one.file, explain_page(explained.as_json(), text, title=title, notes=notes))

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
-from functools import partial
 
 from actors.observability.meter import Meter
 from kv_transfer.limits.speculator import check_length as check_speculator_length
@@ -35,8 +34,7 @@ from router.dispatch.state import CallState, Outcome
 from router.dispatch.token_budget import TokenBudget
 from router.dispatch.tracing import note_tokenized
 from router.explain.explained import DecisionMade, Explained
-from router.explain.prompt_text import message_spans
-from router.explain.selection_log import Entry, HeldPrompt, SelectionLog
+from router.explain.selection_log import Entry, SelectionLog
 from router.options.errors import RefusedError
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
@@ -68,7 +66,7 @@ class Dispatcher:
         self.meter = meter
         self.clients = ClientMetrics()
         self.settings, self.defaults, self.decode_defaults = settings, defaults, decode_defaults
-        self.selections = SelectionLog(holds_text=settings.explain_text)
+        self.selections = SelectionLog()
         self.forecaster = Forecaster()
         self._guard = Guard(meter, enabled=settings.guard, entropy=settings.guard_entropy)
         self._preparation = Preparation(self.forecaster, self._guard, meter, keys=settings.affinity)
@@ -119,7 +117,6 @@ class Dispatcher:
         self, request_id: str, prompt: Prompt, call: CallState, budget: TokenBudget | None
     ) -> tuple[Prepared, Selection]:
         """The way of a prompt without an answer: prepare, admit, select, record."""
-        self.selections.check(call.request.options)
         outcome, decision = call.begin(prompt), Decision(True, "selection-only")
         try:
             self._begin(request_id, outcome)
@@ -162,7 +159,6 @@ class Dispatcher:
 
     async def _answer(self, request_id: str, prompt: Prompt, call: CallState) -> AsyncGenerator[GenerateOutput, None]:
         """The way of a prompt: prepare, decide, admit, select, generate, record."""
-        self.selections.check(call.request.options)
         outcome, ticket = call.begin(prompt), None
         try:
             self._begin(request_id, outcome)
@@ -255,11 +251,9 @@ class Dispatcher:
         rendered, guard = prepared.prompt.rendered, str(outcome.notes.get("guard", ""))
         made = DecisionMade(outcome.reason, guard, outcome.catch_up_state)
         options, timings = prepared.options, dict(outcome.timings)
-        outcome.messages = partial(message_spans, rendered.chat, rendered.offsets)
-        explained, held = Explained(selection, options.selection, prepared.layout, timings, made), None
-        if options.explain_text:
-            held = HeldPrompt(rendered.token_ids, outcome.messages())
-        call, entry = outcome.call, Entry(prepared.size, explained, held)
+        outcome.messages = rendered.message_spans
+        explained = Explained(selection, options.selection, prepared.layout, timings, made)
+        call, entry = outcome.call, Entry(prepared.size, explained)
         self.selections.add(prepared.request_id, entry, call.request.key, call.request_id)
 
     def _record_answer(self, prepared: Prepared, outcome: Outcome, answer: AnswerRecord, ticket: Ticket) -> None:

@@ -31,7 +31,7 @@ _CHANGES_TOKENS = (
 )
 """Fields of vllm.SamplingParams with which a greedy answer is not the model's likeliest tokens."""
 
-DECIDE_NOTHING_KEPT = {"enabled", "catch_up", "lossy", "explain_text"}
+DECIDE_NOTHING_KEPT = {"enabled", "catch_up", "lossy"}
 """Request options with which `auto` keeps what it would keep without them."""
 
 

@@ -21,10 +21,10 @@ from router.decision.catch_up import Plan
 from router.decision.cost_model import Estimate
 from router.decision.rules import Decision
 from router.dispatch.request import Prepared, Prompt, Request
-from router.explain.prompt_text import MessageSpan
 from router.options.errors import HttpError
 from router.options.headers import TOTAL, write_server_timing
 from router.prompt.contents import ChatContents
+from router.prompt.rendered import MessageSpan
 
 
 @dataclass(slots=True, eq=False)

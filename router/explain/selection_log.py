@@ -1,40 +1,25 @@
 """The explain view of this router: it holds the latest selections.
 
-It holds numbers. It holds a prompt's text only if the deployment allows it and the request asks for it.
+It holds numbers, no text.
 """
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fastapi import FastAPI
 
-from kv_transfer.arrays import Int32Array
 from router.explain.explained import Explained
 from router.explain.held import PATH, Held, add_route, engine_names
-from router.explain.prompt_text import MessageSpan, PromptText
 from router.explain.shares import KeyShares
-from router.options.errors import InvalidOptionError
-from router.options.request import PREFILL, PrefillOptions
 from router.pools.migration import Migration
-from speculator_service.translation.token_text import TokenText
 
 MAX_CALLS = 1024
 MAX_BYTES = 64 * 2**20
 CALL_SHARE = 16
 """A call of many prompts has at most this fraction (1/16) of the bytes; prompts beyond it leave no entry."""
-TEXT_BYTES_PER_TOKEN = 16
-"""About what a held prompt takes per token: its id and the messages that it was rendered from."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldPrompt:
-    """A prompt whose text the client wants to see. token_ids: int32 [M]. messages: as `prompt_text.message_spans`."""
-
-    token_ids: Int32Array
-    messages: Sequence[MessageSpan] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -43,18 +28,15 @@ class Entry:
 
     prompt_tokens: int
     explained: Explained | None = None
-    prompt: HeldPrompt | None = None
     migrations: list[Migration] = field(default_factory=list)
     catch_up: Mapping[str, Any] | None = None
 
     @property
     def nbytes(self) -> int:
-        held = 0 if self.prompt is None else TEXT_BYTES_PER_TOKEN * self.prompt_tokens
-        return held if self.explained is None else held + self.explained.nbytes
+        return 0 if self.explained is None else self.explained.nbytes
 
-    def as_json(self, tokens: TokenText | None = None) -> dict[str, Any]:
-        """JSON values: those of `Explained.as_json`, `catch_up` and `migrations` if there are any, and `prompt`
-        (`PromptText.as_json`) if its text is held. tokens: the target's token texts."""
+    def as_json(self) -> dict[str, Any]:
+        """JSON values: those of `Explained.as_json`, and `catch_up` and `migrations` if there are any."""
         if self.explained is None:
             shown: dict[str, Any] = {"prompt_tokens": self.prompt_tokens, "kept_tokens": self.prompt_tokens}
         else:
@@ -63,8 +45,6 @@ class Entry:
             shown["catch_up"] = dict(self.catch_up)
         if self.migrations:
             shown["migrations"] = [asdict(migration) for migration in self.migrations]
-        if self.prompt is not None and tokens is not None:
-            shown["prompt"] = PromptText.of(self.prompt.token_ids, tokens, self.prompt.messages).as_json()
         return shown
 
 
@@ -81,19 +61,11 @@ class SelectionLog:
 
     An entry has the name of the call's API key (empty without keys), and the engines' id of its prompt. A call is named
     by the id of its first prompt, and has one place, however many prompts it has.
-
-    holds_text: whether requests may ask for their prompt's text to be held.
     """
 
-    def __init__(self, *, holds_text: bool = False, max_calls: int = MAX_CALLS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, *, max_calls: int = MAX_CALLS, max_bytes: int = MAX_BYTES) -> None:
         self._calls: KeyShares[_Call] = KeyShares(max_bytes, max_calls)
-        self.holds_text, self._max_of_many = holds_text, max_bytes // CALL_SHARE
-
-    def check(self, options: PrefillOptions) -> None:
-        """Raise InvalidOptionError if the request asks for text that this deployment does not hold."""
-        if options.explain_text and not self.holds_text:
-            param = f"{PREFILL.name}.explain_text"
-            raise InvalidOptionError(f"{param} must be false: this deployment holds no text of prompts", param)
+        self._max_of_many = max_bytes // CALL_SHARE
 
     def add(self, request_id: str, entry: Entry, key: str = "", call: str = "") -> None:
         """call: its name; empty: the prompt is the call's first."""
@@ -131,10 +103,10 @@ class SelectionLog:
 
 
 class ExplainView:
-    """Answers `GET /v1/requests/{id}/selection` on one router. tokens: the target's; needed if `log.holds_text`."""
+    """Answers `GET /v1/requests/{id}/selection` on one router."""
 
-    def __init__(self, log: SelectionLog, tokens: TokenText | None = None) -> None:
-        self._log, self._tokens = log, tokens
+    def __init__(self, log: SelectionLog) -> None:
+        self._log = log
 
     async def held(self, request_id: str, key: str = "") -> str | None:
         """This router's entry as JSON text; None without one."""
@@ -142,7 +114,7 @@ class ExplainView:
         if entry is None:
             return None
         # A long prompt takes milliseconds, in which the router would stream no answer.
-        return await asyncio.to_thread(lambda: json.dumps(entry.as_json(self._tokens)))
+        return await asyncio.to_thread(lambda: json.dumps(entry.as_json()))
 
     def add_route(self, app: FastAPI, others: Held | None = None) -> None:
         missing = "no selection is held for {}: it ran dense, is too old, or its router is gone"

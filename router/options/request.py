@@ -52,11 +52,6 @@ class PrefillOptions(PolicyOptions):
         max_length=MAX_PROTECTED_SPANS,
         description="token ranges `[start, end)` that are always kept",
     )
-    explain_text: bool = Field(
-        False,
-        description="hold the prompt's text for the explain view; refused unless the deployment has"
-        " `router.explain_text: true`",
-    )
 
     @property
     def selection(self) -> SelectionOptions:

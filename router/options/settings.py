@@ -128,7 +128,6 @@ class RouterConfig(BaseModel):
         ge=1,
         description="memory for the bodies over 64 KiB that a router is reading; above it the slowest gets a 503",
     )
-    explain_text: bool = Field(False, description="requests may ask that the explain view holds their prompt's text")
     keep_alive_s: float = Field(
         10.0,
         ge=0,

@@ -6,8 +6,25 @@ from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import TextLayout
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents
-from router.prompt.protected_spans import Offsets, PromptSpans, prompt_spans, task_text
+from router.prompt.markers import CharSpan
+from router.prompt.protected_spans import (
+    Offsets,
+    PromptSpans,
+    char_ranges,
+    prompt_spans,
+    task_text,
+    tokens_touched_by_each,
+)
 from router.prompt.text.units import with_units
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSpan:
+    """The content of one message of a chat: its role and its half-open token span."""
+
+    role: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +68,26 @@ class RenderedPrompt:
             for start, _ in content.spans:
                 first[content.message] = min(start, first.get(content.message, start))
         return sorted(first.values())
+
+    def message_spans(self) -> list[MessageSpan]:
+        """The messages of a chat whose place is known, each from its first content to its last; not the system's.
+
+        The last place of a content counts, if the template repeats it.
+        """
+        if self.chat is None or self.chat.contents is None or self.offsets is None:
+            return []
+        places = dict[int, CharSpan]()
+        for content in self.chat.contents:
+            for start, end in content.spans[-1:]:
+                first, last = places.get(content.message, (start, end))
+                places[content.message] = min(first, start), max(last, end)
+        touched = tokens_touched_by_each(list(places.values()), char_ranges(self.offsets))
+        spans = [
+            MessageSpan(self.chat.roles[number], *span)
+            for number, span in zip(places, touched, strict=True)
+            if span is not None
+        ]
+        return sorted(spans, key=lambda message: message.start)
 
     def task_text(self, layout: TextLayout) -> str:
         """The text in which the guard looks for a kind of question."""

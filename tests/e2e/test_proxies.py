@@ -22,7 +22,7 @@ def test_no_call_on_this_machine_goes_through_the_proxy(tmp_path: Path) -> None:
         "speculator": {"model": str(ROOT / "demo_models" / "speculator"), **pool},
         "target": {"model": str(ROOT / "demo_models" / "target"), **pool},
         "decode": {"method": "none"},
-        "router": {"speculative_prefill": "always", "min_prompt_tokens": 64, "cpus": 0.1, "explain_text": True},
+        "router": {"speculative_prefill": "always", "min_prompt_tokens": 64, "cpus": 0.1},
     }
     (tmp_path / "skim.yaml").write_text(yaml.safe_dump(settings))
     with recording_proxy() as (proxy, asked):
@@ -34,15 +34,16 @@ def test_no_call_on_this_machine_goes_through_the_proxy(tmp_path: Path) -> None:
                 "model": "skim-demo",
                 "max_tokens": 4,
                 "messages": [{"role": "user", "content": "A word. " * 400}],
-                "speculative_prefill": {"explain_text": True},
             }
             answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, trust_env=False, timeout=60)
             assert (answer.status_code, answer.headers["x-skim-mode"]) == (200, "speculative")
             row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
             (tmp_path / "in.jsonl").write_text(json.dumps(row))
+            (tmp_path / "chat.json").write_text(json.dumps(body))
+            chat = ("--prompt", "chat.json", "--target", str(ROOT / "demo_models" / "target"))
             for words in (
                 ["batch", "--input", "in.jsonl", "--output", "out.jsonl", "--endpoint", served.url],
-                ["explain", "--request", answer.json()["id"], "--url", served.url, "--output", "page.html"],
+                ["explain", "--request", answer.json()["id"], "--url", served.url, *chat, "--output", "page.html"],
             ):
                 ran = subprocess.run(
                     [SKIM, *words], cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True

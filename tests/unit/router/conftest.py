@@ -27,7 +27,6 @@ from router.pools.interface import unwatched
 from router.pools.serve_pools import Admitted
 from speculator_service.records import Records
 from speculator_service.service import SpeculatorService
-from speculator_service.translation.token_text import TokenText
 from tests.unit.actors.local_meter import LocalMeter
 
 MODELS = Path(__file__).parents[3] / "demo_models"
@@ -114,7 +113,6 @@ async def served() -> AsyncIterator[SimpleNamespace]:
     defaults = PrefillOptions(enabled="always", min_prompt_tokens=MIN_PROMPT_TOKENS)
     settings = RouterConfig(
         select_timeout_s=SELECT_TIMEOUT_S,
-        explain_text=True,
         keep_alive_s=KEEP_ALIVE_S,
     )
     dispatcher = Dispatcher(
@@ -133,7 +131,7 @@ async def served() -> AsyncIterator[SimpleNamespace]:
         switch,
         reports,
     )
-    ExplainView(dispatcher.selections, TokenText.of(folder)).add_route(app)
+    ExplainView(dispatcher.selections).add_route(app)
     reports.add_route(app)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:

@@ -63,7 +63,7 @@ def endpoint(host="127.0.0.1"):
 
 
 def explain(url):
-    from_request(url, "r1")
+    from_request(url, "r1", "words", "no/model")
 
 
 def batch(url):
@@ -107,7 +107,8 @@ def test_a_socks_proxy_that_cannot_be_used_does_no_harm(monkeypatch, call):
 
 def test_the_command_line_calls_directly(proxy, skim, tmp_path):
     with endpoint() as (url, got):
-        ran = skim("explain", "--request", "r1", "--url", url, "--output", tmp_path / "page.html")
+        words = ("--prompt", __file__, "--target", "no/model", "--output", tmp_path / "page.html")
+        ran = skim("explain", "--request", "r1", "--url", url, *words)
     assert got == ["/v1/requests/r1/selection"]
     assert (ran.code, proxy) == (2, [])  # the empty object is no explanation
 

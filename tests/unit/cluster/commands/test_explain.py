@@ -26,13 +26,17 @@ def test_a_page_of_a_chat(skim, tmp_path):
     assert f"of {data['tokens']} tokens kept" in " ".join(ran.err.split())
 
 
+REQUEST = ("--request", "r1", "--prompt", __file__, "--target", "t")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ((), "give --prompt and --speculator, or --request"),
-        (("--prompt", "chat.json"), "cannot read chat.json"),
-        (("--request", "r1", "--url", "http://127.0.0.1:9"), "did not answer"),
-        (("--request", "r1", "--url", "nonsense"), "did not answer"),
+        (("--prompt", "chat.json", "--speculator", "s"), "cannot read chat.json"),
+        (("--request", "r1", "--target", "t"), "give --prompt and --speculator, or --request"),
+        ((*REQUEST, "--url", "http://127.0.0.1:9"), "did not answer"),
+        ((*REQUEST, "--url", "nonsense"), "did not answer"),
     ],
 )
 def test_mistakes_are_one_line(skim, tmp_path, words, message):

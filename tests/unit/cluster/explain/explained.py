@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from cluster.explain.prompt_text import PromptText
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
 from router.explain.explained import Explained
-from router.explain.prompt_text import MessageSpan, PromptText
+from router.prompt.rendered import MessageSpan
 from speculator_service.scoring.selection import select
 from speculator_service.scoring.units import unit_means
 from tests.unit.kv_transfer.layouts import layout_of

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.explain.page import explain_page, visible
-from router.explain.prompt_text import MessageSpan, PromptText
+from cluster.explain.prompt_text import PromptText
+from router.prompt.rendered import MessageSpan
 from skim_common.errors import InvalidRequestError
 from tests.unit.cluster.explain.explained import counted, explained, of_text, of_tokens
 

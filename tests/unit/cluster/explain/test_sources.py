@@ -7,13 +7,12 @@ from threading import Thread
 
 import pytest
 
+from cluster.explain.prompt_text import PromptText
 from cluster.explain.sources import from_prompt, from_request, read_prompt_file
 from cluster.in_process.async_pair import AsyncPair
 from demo_models.documents import make_document
-from router.explain.prompt_text import PromptText
 from router.options.request import PrefillOptions
 from skim_common.errors import SkimError
-from tests.unit.cluster.explain.explained import of_tokens
 from tests.unit.conftest import MODELS
 
 SPECULATOR, TARGET = str(MODELS / "speculator"), str(MODELS / "target")
@@ -107,23 +106,14 @@ def endpoint(status, body):
         server.shutdown()
 
 
-def test_the_text_that_the_endpoint_holds():
-    explanation, prompt = of_tokens(300)
-    body = json.dumps(explanation | {"prompt": prompt.as_json()})
-    with endpoint(200, body) as (url, got):
-        found, text = from_request(f"{url}/v1/", "chatcmpl-1/2", key="secret")
-    assert got == [("/v1/requests/chatcmpl-1%2F2/selection", "Bearer secret")]
-    assert (found["spans"], text.text, text.messages) == (explanation["spans"], prompt.text, prompt.messages)
-
-
-def test_the_text_of_a_file_if_the_endpoint_holds_none():
+def test_what_the_endpoint_kept_with_the_text_of_a_file():
     explanation, prompt = selected("word " * 400)
-    with endpoint(200, json.dumps(explanation)) as (url, _):
-        with pytest.raises(SkimError, match="holds no text of r1: give it by --prompt and --target"):
-            from_request(url, "r1")
-        _, text = from_request(url, "r1", prompt="word " * 400, target=TARGET)
+    with endpoint(200, json.dumps(explanation)) as (url, got):
+        found, text = from_request(f"{url}/v1/", "chatcmpl-1/2", "word " * 400, TARGET, key="secret")
         with pytest.raises(SkimError, match=r"the prompt has \d+ tokens for .*, the request had \d+"):
-            from_request(url, "r1", prompt="word " * 300, target=TARGET)
+            from_request(url, "r1", "word " * 300, TARGET)
+    assert got[0] == ("/v1/requests/chatcmpl-1%2F2/selection", "Bearer secret")
+    assert found["spans"] == explanation["spans"]
     assert isinstance(text, PromptText)
     assert text.text == prompt.text
 
@@ -139,9 +129,9 @@ def test_the_text_of_a_file_if_the_endpoint_holds_none():
 )
 def test_what_the_endpoint_says_is_one_sentence(status, body, message):
     with endpoint(status, body) as (url, _), pytest.raises(SkimError, match=message):
-        from_request(url, "r1")
+        from_request(url, "r1", "words", TARGET)
 
 
 def test_no_endpoint():
     with pytest.raises(SkimError, match="did not answer"):
-        from_request("http://127.0.0.1:9", "r1")
+        from_request("http://127.0.0.1:9", "r1", "words", TARGET)

@@ -214,7 +214,6 @@ def test_prompts_that_are_none(pair, prompt, message):
         ({"keep_rate": 2.0}, r"keep_rate must be auto or a number > 0 and <= 1, not 2"),
         ({"keeprate": 0.2}, "unknown option speculative_prefill.keeprate"),
         ({"enabled": "always"}, "options of ask"),
-        ({"explain_text": True}, "explain_text is an option of requests to a router"),
         ({"catch_up": "off"}, "catch_up is an option of requests to a router"),
         ({"protected_spans": [[5, 100]]}, r"\[5, 100\]"),
     ],

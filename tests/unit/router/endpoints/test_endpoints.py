@@ -181,28 +181,6 @@ async def test_the_selection_is_found_by_the_responses_id(client, pools, documen
     assert selection["kept_spans"][-1][1] == selection["prompt_tokens"]
 
 
-@pytest.mark.parametrize("path", ENDPOINTS)
-async def test_the_text_of_a_prompt_is_shown_to_who_asked_for_it(client, pools, document, path):
-    option = {"enabled": "always", "explain_text": True}
-    asked = (await ask(client, path, request_body(path, document, speculative_prefill=option))).json()["id"]
-    silent = (await ask(client, path, request_body(path, document))).json()["id"]
-    shown = (await client.get(f"/v1/requests/{asked}/selection")).json()
-    assert document.document in shown["prompt"]["text"]
-    assert len(shown["prompt"]["cuts"]) == shown["prompt_tokens"] + 1
-    assert [message["role"] for message in shown["prompt"]["messages"]] == ([] if path == ENDPOINTS[-1] else ["user"])
-    hidden = await client.get(f"/v1/requests/{silent}/selection")
-    assert "prompt" not in hidden.json()
-    assert document.document[:40] not in hidden.text
-
-
-async def test_a_deployment_that_holds_no_text_refuses_to(client, served, document, monkeypatch):
-    monkeypatch.setattr(served.dispatcher.selections, "holds_text", False)
-    body = request_body(ENDPOINTS[0], document, speculative_prefill={"explain_text": True})
-    response = await client.post(ENDPOINTS[0], json=body)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "speculative_prefill.explain_text"
-
-
 async def test_no_selection_is_a_404_that_says_why(client, document):
     dense = await ask(client, ENDPOINTS[0], request_body(ENDPOINTS[0], document, speculative_prefill=False))
     response = await client.get(f"/v1/requests/{dense.json()['id']}/selection")

@@ -6,9 +6,9 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
-from router.explain.prompt_text import message_spans
 from router.http.body_fields import read_fields
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat
@@ -16,6 +16,7 @@ from router.prompt.control_tokens import ControlTokens
 from router.prompt.keep_fields import messages_with_keeps
 from router.prompt.markers import Markers
 from router.prompt.protected_spans import prompt_spans
+from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import InvalidRequestError
 from tests.unit.router.prompt.test_control_tokens import END, byte_level
 from tests.unit.router.prompt.test_control_tokens import render as render_chat
@@ -87,7 +88,7 @@ def test_the_spans_of_a_chat(kind):
         def spans():
             found = prompt_spans(len(offsets), PrefillOptions(keep_short=0), chat, text, offsets)
             assert found.protected_tokens < len(offsets)
-            assert message_spans(chat, offsets)
+            assert RenderedPrompt(np.zeros(len(offsets), np.int32), text, offsets, chat).message_spans()
 
         return spans
 

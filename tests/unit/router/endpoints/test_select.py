@@ -298,7 +298,6 @@ async def test_the_header_of_the_options_acts(client, pools):
                 "lossy": "refuse",
                 "min_prompt_tokens": 5,
                 "protected_spans": [[0, 1]],
-                "explain_text": True,
                 "reuse": "on",
                 "keep_by_role": {"user": 0.5},
                 "protect_tools": ["a"],

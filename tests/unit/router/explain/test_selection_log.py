@@ -9,24 +9,17 @@ from fastapi import FastAPI
 
 from kv_transfer.layout import NO_LAYOUT
 from kv_transfer.messages import KeptPrompt, Selection
-from kv_transfer.options import DecodeOptions, SelectionOptions
-from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.request import Request
-from router.dispatch.state import CallState
+from kv_transfer.options import SelectionOptions
 from router.explain.explained import Explained
-from router.explain.selection_log import CALL_SHARE, TEXT_BYTES_PER_TOKEN, Entry, ExplainView, HeldPrompt, SelectionLog
-from router.options.errors import InvalidOptionError
-from router.options.request import PrefillOptions, SpeculationOptions
-from router.options.settings import RouterConfig
-from tests.unit.actors.local_meter import LocalMeter
+from router.explain.selection_log import CALL_SHARE, Entry, ExplainView, SelectionLog
 from tests.unit.kv_transfer.layouts import layout_of
 from tests.unit.router.conftest import LocalPools
-from tests.unit.router.dispatching import IDS, prompt, run
+from tests.unit.router.dispatching import prompt, run
 
 
-def entry(tokens=10, prompt=None):
+def entry(tokens=10):
     selection = Selection(KeptPrompt.dense(range(tokens)), 1.0)
-    return Entry(tokens, Explained(selection, SelectionOptions(), NO_LAYOUT), prompt)
+    return Entry(tokens, Explained(selection, SelectionOptions(), NO_LAYOUT))
 
 
 async def test_the_explanation_adds_up():
@@ -47,26 +40,6 @@ async def test_the_explanation_adds_up():
     assert not any(isinstance(value, str) for value in entry.values())
 
 
-async def test_a_prompt_is_held_only_where_both_the_deployment_and_the_request_say_so():
-    asks, silent = (
-        CallState(Request(PrefillOptions(enabled="always", min_prompt_tokens=256, explain_text=wish), DecodeOptions()))
-        for wish in (True, False)
-    )
-
-    def dispatcher(**options):
-        return Dispatcher(LocalPools(), PrefillOptions(), SpeculationOptions(), RouterConfig(**options), LocalMeter())
-
-    open_one, closed_one = dispatcher(explain_text=True), dispatcher()
-    for name, context in (("asks", asks), ("silent", silent)):
-        _ = [output async for output in open_one.run(name, prompt(), context)]
-    assert open_one.selections.get("asks").prompt.token_ids.tolist() == IDS
-    assert open_one.selections.get("silent").prompt is None
-    with pytest.raises(InvalidOptionError, match="must be false: this deployment holds no text") as refused:
-        _ = [output async for output in closed_one.run("r", prompt(), asks)]
-    assert refused.value.param == "speculative_prefill.explain_text"
-    assert closed_one.pools.selects == closed_one.pools.generates == []
-
-
 def test_the_log_holds_the_latest_selections():
     log = SelectionLog(max_calls=2)
     for number, name in enumerate(("a-0", "b_0", "c")):
@@ -76,10 +49,9 @@ def test_the_log_holds_the_latest_selections():
     assert log.get("c").prompt_tokens == 12
 
 
-def test_the_log_is_bounded_in_bytes_and_counts_held_text():
+def test_the_log_is_bounded_in_bytes():
     one = entry(100).nbytes
     assert one == 2 * 4 * 100  # ids and positions of the kept tokens
-    assert entry(100, HeldPrompt(np.arange(100, dtype=np.int32))).nbytes == one + TEXT_BYTES_PER_TOKEN * 100
     made = entry(100).explained
     layout = layout_of(regions=[(0, 1, 0.5)] * 9, units=range(50))
     assert replace(made, layout=layout).nbytes == one + 9 * (2 * 4 + 4) + 4 * 50

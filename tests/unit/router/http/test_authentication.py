@@ -14,7 +14,6 @@ from router.http.authentication import KeyMiddleware
 from router.options.settings import RouterConfig
 from router.vllm_front.app import ServedModel, build_openai_app
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
-from speculator_service.translation.token_text import TokenText
 from tests.unit.router.admission.test_api_keys import entry, write
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, until
 from tests.unit.router.endpoints.test_endpoints import ENDPOINTS, request_body
@@ -35,7 +34,7 @@ async def guarded(served, tmp_path_factory):
         ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, options),
         RouterConfig(api_keys_file=str(file)),
     )
-    ExplainView(served.dispatcher.selections, TokenText.of(folder)).add_route(app)
+    ExplainView(served.dispatcher.selections).add_route(app)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
         yield SimpleNamespace(client=client, app=app, file=file)
@@ -239,7 +238,7 @@ async def test_requests_at_a_time(guarded, use_pools):
 
 async def test_a_selection_is_shown_to_its_own_key_only(guarded, pools, document):
     write(guarded.file, entry("team", "key-1"), entry("spy", "key-2"))
-    body = request_body("/v1/completions", document, speculative_prefill={"keep_rate": 0.5, "explain_text": True})
+    body = request_body("/v1/completions", document, speculative_prefill={"keep_rate": 0.5})
     view, seen = "/v1/requests/cmpl-chosen/selection", []
     for key in "key-1", "key-2":
         headers = bearer(key) | {"x-request-id": "chosen"}

@@ -1,14 +1,12 @@
 """A prompt's text by token: nothing is lost, and each token has its own part."""
 
-import json
-
 import numpy as np
 import pytest
 
+from cluster.explain.prompt_text import PromptText, read_token_text
 from cluster.in_process.prompts import render
-from router.explain.prompt_text import MessageSpan, PromptText, message_spans, read_token_text
 from router.prompt.contents import ChatContents, Content
-from skim_common.errors import InvalidRequestError
+from router.prompt.rendered import MessageSpan, RenderedPrompt
 from skim_common.models.info import load_tokenizer
 from tests.unit.router.conftest import MODELS
 
@@ -37,7 +35,7 @@ def tokens():
 )
 def test_the_text_of_the_tokens_is_the_prompt(tokenizer, tokens, text):
     ids = np.asarray(tokenizer(text, add_special_tokens=False).input_ids, np.int32)
-    prompt = PromptText.of(ids, tokens)
+    prompt = PromptText.of(RenderedPrompt(ids), tokens)
     assert prompt.text == text
     assert prompt.cuts.shape == (ids.size + 1,)
     parts = [prompt.text[a:b] for a, b in zip(prompt.cuts, prompt.cuts[1:], strict=False)]
@@ -48,13 +46,13 @@ def test_the_text_of_the_tokens_is_the_prompt(tokenizer, tokens, text):
 def test_a_torn_character_and_an_unknown_id_are_replacement_characters(tokenizer, tokens):
     ids = tokenizer("世", add_special_tokens=False).input_ids
     assert len(ids) > 1
-    assert set(PromptText.of(np.asarray(ids[:1], np.int32), tokens).text) == {"\ufffd"}
-    assert PromptText.of(np.asarray([10**6], np.int32), tokens).text == "\ufffd"
+    assert set(PromptText.of(RenderedPrompt(np.asarray(ids[:1], np.int32)), tokens).text) == {"\ufffd"}
+    assert PromptText.of(RenderedPrompt(np.asarray([10**6], np.int32)), tokens).text == "\ufffd"
 
 
 def test_the_messages_of_a_chat(tokenizer, tokens):
     rendered = render(CHAT, tokenizer)
-    prompt = PromptText.of(rendered.token_ids, tokens, message_spans(rendered.chat, rendered.offsets))
+    prompt = PromptText.of(rendered, tokens)
     assert [message.role for message in prompt.messages] == ["user", "assistant", "user", "user"]
     for message, words in zip(prompt.messages, ("document", "Because", "Why?", "Why?"), strict=True):
         assert words in prompt.text[prompt.cuts[message.start] : prompt.cuts[message.end]]
@@ -67,27 +65,11 @@ def test_the_messages_of_a_chat(tokenizer, tokens):
     assert prompt.messages[2].end <= prompt.messages[3].start
 
 
-def test_it_crosses_http(tokenizer, tokens):
-    ids = np.asarray(tokenizer("Grüße, 世界", add_special_tokens=False).input_ids, np.int32)
-    sent = json.loads(json.dumps(PromptText.of(ids, tokens).as_json()))
-    again = PromptText.from_json(sent, ids.size)
-    assert (again.text, again.cuts.tolist(), list(again.messages)) == (sent["text"], sent["cuts"], [])
-
-
-@pytest.mark.parametrize(
-    "data",
-    [{}, {"text": "ab", "cuts": [0, 1], "messages": []}, {"text": "ab", "cuts": [0, 2, 1], "messages": []},
-     {"text": "ab", "cuts": "x", "messages": []}, {"text": "ab", "cuts": [0, 1, 2], "messages": [1]}],
-)  # fmt: skip
-def test_a_text_that_does_not_fit_is_refused(data):
-    with pytest.raises(InvalidRequestError, match="the prompt's text"):
-        PromptText.from_json(data, 2)
-
-
 def test_a_message_without_a_place_has_no_mark():
     letters = [(i, i + 1) for i in range(40)]
     contents = [Content(0, "user", "a", lost=True), Content(1, "assistant", "b", spans=((3, 4), (20, 25)))]
     chat = ChatContents(["user", "assistant"], contents)
-    assert message_spans(chat, letters) == [MessageSpan("assistant", 20, 25)]
-    assert message_spans(chat, None) == message_spans(None, letters) == []
-    assert message_spans(ChatContents(["user"], None), letters) == []
+    ids = np.arange(40, dtype=np.int32)
+    assert RenderedPrompt(ids, None, letters, chat).message_spans() == [MessageSpan("assistant", 20, 25)]
+    unplaced = (letters, None), (None, chat), (letters, ChatContents(["user"], None))
+    assert all(RenderedPrompt(ids, None, *one).message_spans() == [] for one in unplaced)
