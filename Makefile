@@ -61,7 +61,7 @@ $(INSTALLED): pyproject.toml requirements/cpu.lock requirements/install.sh
 	@requirements/install.sh $(PYTHON) $(VENV)
 	@touch $@
 
-results: $(INSTALLED) ## make docs/results.md and its plots from benchmarks/results, and the tables of docs/hooks.md and docs/options.md
+results: $(INSTALLED) ## make docs/results.md and its plots from benchmarks/results, and the tables of docs/options.md
 	$(BIN)/python -m evals.report
 
 # Keeps the pins that still fit; `make lock UPGRADE=1` takes the newest version of every package.

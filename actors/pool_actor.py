@@ -19,12 +19,12 @@ from actors.observability.exposition import PROCESS, Exposition, expose
 from actors.observability.logs import log_through_serve
 from actors.observability.metrics import PoolMetrics
 from actors.observability.tracing import create_tracer
-from actors.ray_hooks.check import check_ray
 from actors.ray_hooks.serve_logger import kept_log_file
 from kv_transfer.engine import Engine
 from kv_transfer.wire.codec import encode
 from skim_common.errors import SkimError
 from skim_common.proxies import call_directly
+from skim_common.versions import check_version
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class PoolActor(ABC):
     _failed_probe: int | None = None
 
     def _prepare(self, settings: Mapping[str, Any]) -> PoolSettings:
-        """Read the settings, and begin to log and to trace. Raises SkimError for a Ray that the hooks do not fit."""
-        check_ray()
+        """Read the settings, and begin to log and to trace. Raises SkimError for another version of Ray."""
+        check_version("ray")
         call_directly()
         log_through_serve()
         own = PoolSettings.model_validate(dict(settings))

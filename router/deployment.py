@@ -19,7 +19,6 @@ from actors.observability.logs import log_through_serve
 from actors.observability.metrics import RayMeter
 from actors.observability.tracing import create_tracer
 from actors.ray_hooks.broadcast import replies_of_all
-from actors.ray_hooks.check import check_ray
 from actors.ray_hooks.serve_logger import kept_log_file
 from router.admission.controller import Admission
 from router.admission.intake_lock import IntakeLock
@@ -35,6 +34,7 @@ from router.pools.availability import TIMEOUT_S, PoolStates, ServeState, watch_p
 from router.pools.serve_pools import ServePools
 from skim_common.models.source import local_folder, public_name
 from skim_common.proxies import call_directly
+from skim_common.versions import check_version
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class RouterDeployment:
         defaults: Mapping[str, Mapping[str, Any]],
         traces: Mapping[str, Any] | None = None,
     ) -> None:
-        check_ray()
+        check_version("ray")
         call_directly()
         log_through_serve()
         self._settings = own = RouterConfig.model_validate(dict(settings))

@@ -1,24 +1,13 @@
 """Prefix-cache keys that include positions, so that KV computed at other positions is never shared.
 
 vLLM hashes the token ids of a block, the hash of the previous block, and extra keys. The block's position offsets are
-appended to the extra keys, with the prompt's tag if it was shrunk in place. A block whose offsets are all zero keeps
-its plain key. So a kept prompt and a plain prompt share the blocks before the first dropped token.
+appended to the extra keys. A block whose offsets are all zero keeps its plain key. So a kept prompt and a plain prompt
+share the blocks before the first dropped token.
 """
 
 from typing import Any
 
 from kv_transfer.position_map import PositionMap, position_map
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="prefix-cache keys",
-    how="vLLM: a mixin of both schedulers adds the block's position offsets to its hash as an extra key",
-    until="a request of vLLM may name the positions of its tokens",
-    symbols=tuple(
-        (module, "generate_block_hash_extra_keys", "request start_token_idx end_token_idx start_mm_idx")
-        for module in ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.block_pool")
-    ),
-)
 
 
 class PositionHashing:

@@ -1,6 +1,6 @@
 """Starts vLLM's AsyncLLM for both services. A failure is reported as one sentence."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -13,9 +13,8 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from skim_common.errors import ModelError, SkimError
-from skim_common.symbols import VLLM, Hook, symbols_of
 from skim_common.validation import sentence
-from vllm_hooks import block_hash, positions_v1, positions_v2
+from skim_common.versions import check_version
 from vllm_hooks.start_up import cpu_processes, first_exception, start_up_environment
 
 OWN_OPTIONS = ("model", "tokenizer", "tensor_parallel_size", "worker_cls", "scheduler_cls")
@@ -31,30 +30,6 @@ CUDA_BATCHED_TOKENS = 8192
 
 SIGN_OF_LIFE = "check_health"
 """A method of vLLM's workers that does nothing. Each rank answers after the step that it computes."""
-
-HOOK = Hook(
-    what="start of an engine",
-    how=(
-        "vLLM: options and hooks are checked; the first exception in vLLM's processes becomes one sentence; they end"
-        " with their parent, and show their stacks when asked; the base class of both workers installs the hook of the"
-        " model runner that vLLM chose"
-    ),
-    until="Skim starts no engines",
-    where=(
-        "vllm_hooks/engine.py",
-        "vllm_hooks/worker.py",
-        "vllm_hooks/start_up.py",
-        "vllm_hooks/orphans.py",
-        "vllm_hooks/stacks.py",
-    ),
-    symbols=(
-        ("vllm.v1.worker.worker_base", "WorkerBase.check_health", "self"),
-        ("vllm.v1.worker.gpu_worker", "Worker.init_device", "self"),
-        ("vllm.v1.worker.gpu_worker", "Worker.load_model", "self load_dummy_weights"),
-    ),
-)
-SHARED = (HOOK, block_hash.HOOK, positions_v1.HOOK, positions_v2.HOOK)
-"""The hooks that every engine needs."""
 
 
 def check_options(service: str, options: Mapping[str, Any], own: Collection[str] = ()) -> None:
@@ -108,16 +83,15 @@ def check_connector(config: VllmConfig) -> None:
     )
 
 
-def start(config: VllmConfig, failure: str, hooks: Iterable[Hook], **arguments: Any) -> AsyncLLM:
+def start(config: VllmConfig, failure: str, **arguments: Any) -> AsyncLLM:
     """A running engine with this configuration.
 
-    hooks: the service's own. arguments: for AsyncLLM.from_vllm_config.
-    Raises SkimError for a vLLM without one of the symbols and for options that cannot work, before any process starts;
-    ModelError if a worker refuses
-    the model; SkimError that begins with `failure` for every other cause.
+    arguments: for AsyncLLM.from_vllm_config. Raises SkimError for another version of vLLM and for options that cannot
+    work, before any process starts; ModelError if a worker refuses the model; SkimError that begins with `failure` for
+    every other cause.
     """
     check_connector(config)
-    VLLM.check(symbols_of((*SHARED, *hooks), v2=config.use_v2_model_runner))
+    check_version("vllm")
     if current_platform.is_cpu() and config.model_config.use_mla:
         # vLLM's CPU operator is wrong for queries of shape [tokens, heads, size], as in MLA layers.
         config.compilation_config.custom_ops.append("-rotary_embedding")

@@ -12,17 +12,6 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from kv_transfer.position_map import Int64Array, batch_offsets, position_map
 from skim_common.models.info import position_count
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="restored positions, V1 runner",
-    how=(
-        "vLLM: the forward's position buffer is shifted in place, limited to the last position, and restored from a"
-        " copy"
-    ),
-    until="a request of vLLM may name the positions of its tokens, or the V1 runner is gone",
-    v1=(("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._model_forward", "self input_ids positions"),),
-)
 
 
 def restore_positions(runner: Any) -> None:

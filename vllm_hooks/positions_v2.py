@@ -17,21 +17,6 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from kv_transfer.position_map import PositionMap, batch_offsets, position_map
 from skim_common.models.info import position_count
-from skim_common.symbols import Hook
-
-_STATES = "vllm.v1.worker.gpu.model_states"
-HOOK = Hook(
-    what="restored positions, V2 runner",
-    how="vLLM: a `ModelState` subclass overrides the prepared positions",
-    until="a request of vLLM may name the positions of its tokens",
-    v2=(
-        (_STATES, "resolve_model_state_cls", "vllm_config model"),
-        (f"{_STATES}.interface", "ModelState.add_request", "self req_index new_req_data"),
-        (f"{_STATES}.interface", "ModelState.remove_request", "self req_id"),
-        (f"{_STATES}.interface", "ModelState.prepare_inputs", "self input_batch req_states"),
-        (f"{_STATES}.interface", "ModelState.prepare_dummy_inputs", "self num_reqs num_tokens"),
-    ),
-)
 
 
 @contextmanager

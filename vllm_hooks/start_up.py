@@ -17,23 +17,8 @@ from typing import Any
 
 from skim_common.environment import CORES, KEPT_HEAP, unless_set, with_environment
 from skim_common.errors import SkimError
-from skim_common.symbols import Hook
 from vllm_hooks.orphans import end_with_parent
 from vllm_hooks.stacks import show_stacks_when_asked
-
-HOOK = Hook(
-    what="start of an engine on CPU",
-    how=(
-        "vLLM: the executor of a single rank is set to `uni`; while its processes start, `TORCH_COMPILE_DISABLE` with"
-        " `enforce_eager`, and glibc's `MALLOC_MMAP_MAX_` and `MALLOC_TRIM_THRESHOLD_`; variables that you set have"
-        " priority; each worker asks Linux for AMX, which vLLM's CPU attention uses without asking"
-    ),
-    until=(
-        "vLLM on CPU runs a single rank without a process for it, compiles nothing with `enforce_eager`, keeps freed"
-        " memory, so that it comes back without page faults, and asks Linux for AMX itself"
-    ),
-    where=("vllm_hooks/start_up.py", "vllm_hooks/amx.py"),
-)
 
 NO_COMPILER_NEEDED = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 """vLLM samples with FlashInfer by default, which compiles its kernels at the first start and needs nvcc for it."""

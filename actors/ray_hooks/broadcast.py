@@ -8,18 +8,6 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="a call to all replicas",
-    how="Ray: `DeploymentBroadcastResponse._fetch_replica_results_async` and `ReplicaResult.get_async`",
-    until="a broadcast gives the replies that are in time beside one that is late",
-    symbols=(
-        ("ray.serve.handle", "DeploymentBroadcastResponse._fetch_replica_results_async", "self"),
-        ("ray.serve._private.replica_result", "ReplicaResult.get_async", "self"),
-    ),
-)
-
 
 async def replies_of_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: float) -> list[Any]:
     """What the replicas that run reply, each within `timeout_s`, or the errors in place of replies.

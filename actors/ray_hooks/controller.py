@@ -10,19 +10,6 @@ from typing import Any
 import ray
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="numbers of replicas",
-    how="Ray: `ServeController.get_serve_instance_details`; name and namespace of its actor",
-    until="`serve.status` has the number of replicas that a deployment should have",
-    symbols=(
-        ("ray.serve._private.constants", "SERVE_CONTROLLER_NAME", ""),
-        ("ray.serve._private.constants", "SERVE_NAMESPACE", ""),
-        ("ray.serve._private.controller", "ServeController.get_serve_instance_details", "self"),
-    ),
-)
-
 
 def actor_lives(name: str) -> bool:
     """Whether Serve has an actor of this name, such as a replica's."""

@@ -9,18 +9,6 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="versions of deployments",
-    how="Ray: `Deployment._version` is set; `Application._bound_deployment` is read",
-    until="a deployment has a public version again, or an update from Python keeps replicas that are not changed",
-    symbols=(
-        ("ray.serve.deployment", "Deployment._version", ""),
-        ("ray.serve.deployment", "Application._bound_deployment", ""),
-    ),
-)
-
 
 def set_version(deployment: serve.Deployment, version: str) -> None:
     """Call it before `bind`, which copies the deployment."""

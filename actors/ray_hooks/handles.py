@@ -2,28 +2,6 @@
 
 from ray.serve.handle import DeploymentHandle
 
-from skim_common.symbols import Hook
-
-_OPTIONS = "self method_name multiplexed_model_id session_id stream _prefer_local_routing _by_reference"
-
-HOOK = Hook(
-    what="options of handles",
-    how=(
-        "Ray: for a command, `DeploymentHandle._init` with `_run_router_in_separate_loop`; for bytes over gRPC, the"
-        " option `_by_reference`"
-    ),
-    until=(
-        "a handle can be used without an event loop whatever the environment says; `_by_reference` is public, or gRPC"
-        " is the default"
-    ),
-    symbols=(
-        ("ray.serve.handle", "DeploymentHandle._init", "self"),
-        ("ray.serve.handle", "DeploymentHandle.options", _OPTIONS),
-        ("ray.serve._private.handle_options", "InitHandleOptions._run_router_in_separate_loop", ""),
-        ("ray.serve._private.handle_options", "DynamicHandleOptions._by_reference", ""),
-    ),
-)
-
 
 def streaming_bytes(handle: DeploymentHandle) -> DeploymentHandle:
     """The handle for streams of bytes: over Serve's gRPC, not as Ray's object references, which do not help bytes that

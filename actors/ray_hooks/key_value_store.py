@@ -5,20 +5,6 @@ Ray has no public one. Use it only in a process that is connected to Ray.
 
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
 
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="failed starts",
-    how="Ray: `ray.experimental.internal_kv`",
-    until="Serve waits between failed starts and ends one that hangs, or Ray has a public store",
-    symbols=(
-        ("ray.experimental.internal_kv", "_internal_kv_del", "key"),
-        ("ray.experimental.internal_kv", "_internal_kv_get", "key"),
-        ("ray.experimental.internal_kv", "_internal_kv_list", "prefix"),
-        ("ray.experimental.internal_kv", "_internal_kv_put", "key value overwrite"),
-    ),
-)
-
 
 def get(key: str) -> bytes | None:
     value: bytes | None = _internal_kv_get(key)

@@ -2,19 +2,6 @@
 
 from ray._private import worker
 
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="a dead Ray",
-    how="Ray: `worker._global_node` and its `is_head`, `dead_processes`",
-    until="Ray's calls fail when its head is dead",
-    symbols=(
-        ("ray._private.worker", "_global_node", ""),
-        ("ray._private.node", "Node.is_head", "self"),
-        ("ray._private.node", "Node.dead_processes", "self"),
-    ),
-)
-
 
 def dead_ray_process() -> str | None:
     """The name of a process that has died of the Ray that was started here; None if all live, or for another Ray."""

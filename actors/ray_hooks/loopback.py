@@ -9,21 +9,6 @@ import socket
 from ray._common.network_utils import is_localhost
 from ray._private import ray_constants, services
 
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="Ray on loopback only",
-    how="Ray: `ray_constants.ENABLE_RAY_CLUSTER` is set; `services` and `is_localhost` are called",
-    until="`ray.init` takes the address to listen on",
-    symbols=(
-        ("ray._common.network_utils", "is_localhost", "host"),
-        ("ray._private.ray_constants", "ENABLE_RAY_CLUSTER", ""),
-        ("ray._private.ray_constants", "ENABLE_RAY_CLUSTERS_ENV_VAR", ""),
-        ("ray._private.services", "get_ray_address_from_environment", "addr temp_dir"),
-        ("ray._private.services", "node_ip_address_from_perspective", ""),
-    ),
-)
-
 ON_LOOPBACK = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
 """Environment of each process of such a Ray, and of programs that join it. With 1, Ray listens on every address."""
 

@@ -14,20 +14,6 @@ from typing import Any, TypeVar
 from ray._private.worker import global_worker
 
 from skim_common.errors import HandoverError
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="a replica's end",
-    how="Ray: `Replica._shutting_down` and `_deployment_config`, found by `global_worker.actors`",
-    until="Serve calls a replica's class when it begins to stop it",
-    symbols=(
-        ("ray._private.worker", "global_worker", ""),
-        ("ray._private.worker", "Worker.actors", ""),
-        ("ray.serve._private.replica", "ReplicaActor._replica_impl", ""),
-        ("ray.serve._private.replica", "Replica._shutting_down", ""),
-        ("ray.serve._private.replica", "Replica._deployment_config", ""),
-    ),
-)
 
 SPARE_S = 5.0
 """So long before the kill, answers are handed over: Serve needs up to 2 s to see that the replica is idle."""

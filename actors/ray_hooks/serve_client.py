@@ -4,22 +4,6 @@ from typing import Any
 
 from ray.serve.context import _disconnect, _get_global_client
 
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="Serve's client",
-    how="Ray: `serve.context._disconnect` is called; `http_config` of Serve's client is read",
-    until=(
-        "`ray.shutdown` drops Serve's client (`test_a_second_deployment_of_a_process_asks_its_own_serve`), and"
-        " `serve.start` raises an error for HTTP options that it ignores"
-    ),
-    symbols=(
-        ("ray.serve.context", "_disconnect", ""),
-        ("ray.serve.context", "_get_global_client", "raise_if_no_controller_running"),
-        ("ray.serve._private.client", "ServeControllerClient.http_config", ""),
-    ),
-)
-
 
 def forget_earlier_serve() -> None:
     """Drop what Serve keeps in this process of the Serve of an earlier Ray.

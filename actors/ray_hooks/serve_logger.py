@@ -5,19 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from logging.handlers import MemoryHandler
 
-from skim_common.symbols import Hook
-
 LOGGER = "ray.serve"
-
-HOOK = Hook(
-    what="Serve's log file and terminal",
-    how="Ray: the target of Serve's `MemoryHandler` is put back; a filter on the logger `ray.serve`",
-    until=(
-        "vLLM's import closes no handlers (`test_what_configures_logging_leaves_serves_file_in_use`); Serve logs no"
-        " warning on a late queue length"
-    ),
-    symbols=(("ray.serve._private.logging_utils", "get_component_logger_file_path", ""),),
-)
 
 
 @contextmanager

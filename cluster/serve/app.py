@@ -23,7 +23,6 @@ from cluster.serve.placement import placement_options
 from kv_transfer.wire.codec import MAX_MESSAGE_BYTES
 from router.deployment import router_ingress
 from router.options.settings import RouterConfig
-from skim_common.symbols import Hook
 
 APP_NAME = "skim"
 
@@ -37,12 +36,6 @@ controller's memory holds that a pool has run: with a small number, one start th
 the pool. A wrong configuration still fails at once, because `cluster.serve.deployment` checks the first failed start.
 """
 
-HOOK = Hook(
-    what="Ray's environment variables",
-    how="Ray: names of the environment; tests look for each in Ray's files",
-    until="a variable is Ray's default",
-    where=("cluster/serve/app.py", "cluster/serve/placement.py", "cluster/serve/pod_draining.py"),
-)
 
 SERVE_SWITCHES = {
     "RAY_SERVE_PROXY_USE_GRPC": "1",

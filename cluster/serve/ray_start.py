@@ -11,13 +11,13 @@ import psutil
 import ray
 from ray.exceptions import RayTaskError
 
-from actors.ray_hooks.check import check_ray
 from actors.ray_hooks.loopback import ON_LOOPBACK, init_on_loopback, is_on_loopback
 from actors.ray_hooks.serve_client import forget_earlier_serve
 from actors.ray_hooks.serve_logger import print_warnings_only
 from cluster.serve.status import failure_reason
 from skim_common.environment import with_environment
 from skim_common.errors import SkimError
+from skim_common.versions import check_version
 
 ATTEMPTS = 2
 """Ray's own limits for its start are short: on a loaded machine the second attempt often keeps them."""
@@ -43,7 +43,7 @@ def join_ray(address: str) -> None:
 
 
 def _init_ray(what: str, advice: str, **options: Any) -> None:
-    check_ray()
+    check_version("ray")
     forget_earlier_serve()
     print_warnings_only()
     with told_in_one_sentence(f"cannot {what}", advice):

@@ -12,14 +12,6 @@ from ray.util import placement_group_table
 from actors.lifecycle.failed_probes import failed_probes
 from actors.lifecycle.failed_starts import FailedStart, last_failed_start
 from cluster.serve.app import APP_NAME
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="Serve's messages",
-    how="Ray: text only: parts of the messages on failed starts",
-    until="Serve's status has the cause as a field",
-    where=("cluster/serve/status.py", "cluster/serve/deployment.py"),
-)
 
 ORDER = ("router", "speculator", "prefill", "target")
 NOT_PLACED = ("PENDING", "RESCHEDULING")

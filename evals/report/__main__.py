@@ -1,5 +1,5 @@
 """`python -m evals.report` makes docs/results.md, a page per subject, and their plots from benchmarks/results/*.json,
-and the tables of docs/hooks.md and docs/options.md from the code.
+and the tables of docs/options.md from the code.
 
 Each section has a module with `describe(result)`, `table(result)` and `plot(result, path)`. `skim bench` prints the
 same table in the terminal. Each JSON file also holds the command that produced it (`command`), the day
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report.machine import in_words
-from evals.report import hooks, options
+from evals.report import options
 from evals.report.summary import slug, summary
 from evals.tasks.registry import REPLACED
 
@@ -171,5 +171,4 @@ if __name__ == "__main__":
     DETAILS.mkdir(exist_ok=True)
     for subject in subjects():
         (DETAILS / f"{slug(subject)}.md").write_text(details(subject), encoding="utf-8")
-    hooks.write()
     options.write()

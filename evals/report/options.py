@@ -1,15 +1,15 @@
 """The tables of docs/options.md, from the declarations of the request options."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from evals.report.hooks import ROOT
 from router.options.request import DECODE, PREFILL
 from skim_common.validation import problems
 
-PAGE = ROOT / "docs" / "options.md"
+PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 END = "<!-- end -->\n"
 HEAD = "| option | default | values | meaning |\n|---|---|---|---|\n"
 MODELS: dict[str, type[BaseModel]] = {option.name: option.model for option in (PREFILL, DECODE)}

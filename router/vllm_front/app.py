@@ -39,73 +39,21 @@ from router.http.middleware import SkimMiddleware
 from router.options.errors import HttpError
 from router.options.request import shown
 from router.options.settings import RouterConfig
-from router.vllm_front import body_errors, flags, metrics, renderer, select_endpoint
+from router.vllm_front import body_errors, flags, renderer
 from router.vllm_front.engine_client import PooledEngineClient
 from router.vllm_front.late_options import check_late_options
 from router.vllm_front.metrics import FrontMetrics
 from router.vllm_front.select_endpoint import SelectEndpoint
 from skim_common.errors import SkimError, one_line
-from skim_common.symbols import VLLM, Hook, symbols_of
 from skim_common.validation import sentence
+from skim_common.versions import check_version
 
 logger = logging.getLogger(__name__)
 
-_BODY_READERS = (
-    ("vllm.entrypoints.chat_utils", "parse_chat_messages", "messages"),
-    ("vllm.entrypoints.chat_utils", "parse_chat_messages_async", "messages"),
-    ("vllm.entrypoints.openai.responses.utils", "construct_input_messages", ""),
-)
-"""vLLM's functions that read the messages of a chat and the items of a response."""
-
-HOOKS = (
-    Hook(
-        what="vLLM's HTTP app without an engine",
-        how=(
-            "vLLM: `EngineClient` without an engine; `load_lora_adapter` and `unload_lora_adapter` of the front's"
-            " models are replaced on their instance; Starlette: `AuthenticationMiddleware` is taken out of"
-            " `user_middleware`, and the built `middleware_stack` is dropped"
-        ),
-        until=(
-            "vLLM serves its HTTP app over any engine client, asks it before it forgets an adapter, takes middlewares"
-            " as objects, and keys by client"
-        ),
-        where=("router/vllm_front/app.py", "router/vllm_front/engine_client.py"),
-        symbols=(
-            *_BODY_READERS,
-            ("vllm.entrypoints.launchers.app", "build_app", "args supported_tasks model_config"),
-            (
-                "vllm.entrypoints.launchers.api_server.app_state",
-                "init_app_state",
-                "engine_client state args supported_tasks",
-            ),
-            (
-                "vllm.entrypoints.openai.models.serving",
-                "OpenAIServingModels.load_lora_adapter",
-                "self request base_model_name",
-            ),
-            ("vllm.entrypoints.openai.models.serving", "OpenAIServingModels.unload_lora_adapter", "self request"),
-            ("vllm.entrypoints.serve.exception_handling.handlers.exception", "exception_handler", ""),
-            ("vllm.entrypoints.serve.middleware.authenticate", "AuthenticationMiddleware", ""),
-        ),
-    ),
-    Hook(
-        what="chats and their tokens",
-        how=(
-            "vLLM: the renderer's `render_chat_async` is wrapped: it records the conversation and renders it again to"
-            " find its contents; `render_cmpl_async` is wrapped for the offsets of raw prompts; for the tokens of a"
-            " known chat, `_tokenize_prompt_async` is replaced on its instance"
-        ),
-        until="vLLM gives the places of a chat's contents, and its renderer caches the tokens of a text",
-        where=("router/vllm_front/renderer.py",),
-        symbols=renderer.HOOKED,
-    ),
-    body_errors.HOOK,
-    metrics.HOOK,
-    flags.HOOK,
-    select_endpoint.HOOK,
-)
-
-_READ_BODIES = {request_body_to_args.__name__, *(name for _, name, _ in _BODY_READERS)}
+_READ_BODIES = {
+    request_body_to_args.__name__, "parse_chat_messages", "parse_chat_messages_async", "construct_input_messages",
+}  # fmt: skip
+"""FastAPI's function that reads a body, and vLLM's that read the messages of a chat and the items of a response."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +81,10 @@ async def build_openai_app(
 ) -> FastAPI:
     """The HTTP app. reports, intake: as in `SkimMiddleware`. Its `state.metrics` are its FrontMetrics.
 
-    Raises SkimError for a vLLM that the hooks do not fit, for options that vLLM refuses, and if
+    Raises SkimError for another version of vLLM, for options that vLLM refuses, and if
     `settings.api_keys_file` cannot be read. The keys of vLLM's own options hold, too.
     """
-    VLLM.check(symbols_of(HOOKS))
+    check_version("vllm")
     args, vllm_config = front_config(model)
     keys = ApiKeys(settings.api_keys_file, filter(None, args.api_key or [envs.VLLM_API_KEY]))
     with _in_one_sentence(model.options):

@@ -21,21 +21,6 @@ from vllm.exceptions import VLLMValidationError
 
 from router.options.errors import HttpError
 from router.options.request import clipped
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="a body that vLLM cannot read is a 400, in one short sentence",
-    how=(
-        "vLLM, FastAPI, pydantic: names of functions in a traceback; each validator of a body is made again, so that it"
-        " stops at the first error of a list; `sanitize_message` is replaced in each module that imports it"
-    ),
-    until="vLLM answers such a body with a short 400 itself, in linear time (`tests/unit/router/endpoints`)",
-    where=("router/vllm_front/app.py", "router/vllm_front/body_errors.py"),
-    symbols=(
-        ("vllm.entrypoints.serve.exception_handling.handlers.validation", "clean_loc_for_param", "loc"),
-        ("vllm.entrypoints.serve.exception_handling.utils", "sanitize_message", "message"),
-    ),
-)
 
 MOST_ERRORS = 8
 """Errors in one sentence. A union has one or more for each of its branches."""

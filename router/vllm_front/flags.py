@@ -30,22 +30,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.import_utils import import_from_path, resolve_obj_by_qualname
 
 from skim_common.errors import SkimError, one_line
-from skim_common.symbols import Hook
 from skim_common.validation import sentence
-
-HOOK = Hook(
-    what="flags of `vllm serve`",
-    how=(
-        "vLLM: `make_arg_parser`; argparse: `_actions` of that parser, whose defaults and types are replaced, so that"
-        " only given flags come back, as plain values"
-    ),
-    until="vLLM reads a command line into what was given",
-    symbols=(
-        ("vllm.engine.arg_utils", "_expand_json_human_readable_numbers", "val"),
-        ("vllm.entrypoints.launchers.cli_args", "make_arg_parser", "parser"),
-        ("vllm.entrypoints.launchers.cli_args", "validate_parsed_serve_args", "args"),
-    ),
-)
 
 UNKNOWN = "unrecognized arguments: "
 CONFIGS: tuple[Any, ...] = (

@@ -16,24 +16,6 @@ from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, Schedule
 from actors.observability.exposition import OF_CLIENTS, PROCESS, QUEUES, VLLM, Exposition, expose, named
 from router.admission.controller import Admission
 from router.dispatch.metrics import ClientMetrics
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="vLLM's metrics of what clients see",
-    how=(
-        "vLLM, prometheus_client: a subclass of `PrometheusStatLogger` with other metric classes records in a registry"
-        " of the router's; the argument `registry` of the app's middleware is replaced"
-    ),
-    until="vLLM's loggers and app take a registry",
-    symbols=(
-        ("vllm.v1.metrics.loggers", "PrometheusStatLogger._gauge_cls", ""),
-        ("vllm.v1.metrics.loggers", "PrometheusStatLogger._counter_cls", ""),
-        ("vllm.v1.metrics.loggers", "PrometheusStatLogger._histogram_cls", ""),
-        ("vllm.v1.metrics.loggers", "PrometheusStatLogger._perf_metrics_cls", ""),
-        ("vllm.v1.metrics.perf", "PerfMetricsProm._counter_cls", ""),
-        ("vllm.v1.metrics.loggers", "PrometheusStatLogger.record", "self scheduler_stats iteration_stats"),
-    ),
-)
 
 
 def stat_logger(vllm_config: VllmConfig, registry: CollectorRegistry) -> PrometheusStatLogger:

@@ -30,19 +30,6 @@ from skim_common.errors import InvalidRequestError
 logger = logging.getLogger(__name__)
 
 
-HOOKED = (
-    ("vllm.renderers.base", "BaseRenderer.render_chat_async", "self conversations chat_params tok_params"),
-    ("vllm.renderers.base", "BaseRenderer.render_cmpl_async", "self prompts tok_params"),
-    ("vllm.renderers.base", "BaseRenderer.render_messages_async", "self messages params"),
-    ("vllm.renderers.base", "BaseRenderer.default_chat_tok_params", ""),
-    ("vllm.renderers.base", "BaseRenderer.default_cmpl_tok_params", ""),
-    ("vllm.renderers.base", "BaseRenderer._tokenize_prompt_async", ""),
-    ("vllm.renderers.base", "BaseRenderer._tokenize_prompt", "self prompt params"),
-    ("vllm.renderers.base", "BaseRenderer._wants_offsets", "self prompt params"),
-    ("vllm.renderers.base", "BaseRenderer._executor", ""),
-)
-"""For `skim_common.symbols`."""
-
 FRAMES = 16
 """So many frames are held: one for each set of parameters of the chat template."""
 

@@ -34,29 +34,12 @@ from router.prompt.contents import ChatContents
 from router.prompt.protected_spans import char_ranges
 from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import InvalidRequestError, SkimError
-from skim_common.symbols import Hook
 
 PATH = "/v1/select"
 
 AT_ONCE, MOST_CHARS = 16, 2**17
 """So many texts of a request are selected from at a time, or fewer of so many characters together with their questions,
 but one at least. The prompts of the others are not made yet: they take no memory, and no time if the client leaves."""
-
-HOOK = Hook(
-    what="a selection without an answer",
-    how=(
-        "vLLM: an own route calls the renderer's `render_chat_async` without a limit of length, as the front's"
-        " `preprocess_chat` does with one, and ends with the client by `with_cancellation`"
-    ),
-    until="vLLM renders chats for callers that want no answer, without a limit of length",
-    where=("router/vllm_front/select_endpoint.py",),
-    symbols=(
-        ("vllm.renderers.base", "BaseRenderer.render_chat_async", "self conversations chat_params tok_params"),
-        ("vllm.renderers.base", "BaseRenderer.default_chat_tok_params", ""),
-        ("vllm.entrypoints.serve.utils.api_utils", "with_cancellation", "handler_func"),
-        ("vllm.entrypoints.openai.models.serving", "OpenAIServingModels.is_base_model", "self model_name"),
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,6 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from skim_common.errors import ModelError
 from skim_common.models.info import short_longrope_positions, speculator_window
 from speculator_service.vllm_backend.capture.key_reader import PLAIN_CACHES, STORED_FP8
-from speculator_service.vllm_backend.hooked_symbols import HOOKS
 from speculator_service.vllm_backend.sessions import MAX_TOP
 from vllm_hooks.engine import check_options, engine_config, start
 
@@ -52,7 +51,7 @@ def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: 
     config.scheduler_config.disable_hybrid_kv_cache_manager = not config.model_config.is_hybrid
     _refuse_unsupported(model, config)
     _refuse_full_graphs(model, config.compilation_config, v2=config.use_v2_model_runner)
-    return start(config, _failure(model), HOOKS, disable_log_stats=True)
+    return start(config, _failure(model), disable_log_stats=True)
 
 
 def engine_length(model: str, max_model_len: int, max_position: int) -> int:

@@ -16,43 +16,12 @@ import torch
 from vllm.logprobs import append_logprobs_for_next_position
 from vllm.v1.sample.ops.topk_topp_sampler import empty_exponential_noise_like
 
-from skim_common.symbols import Hook
-
 ANSWERED = "skim_answered"
 """Key in `SamplingParams.extra_args`: how many of the prompt's last tokens are the start of the answer."""
 
 _CONTEXT = 4
 """Tokens that vLLM reads to show a character that several tokens share (LogprobsProcessor._get_sampled_context_ids)."""
 
-_SCHEDULER = "vllm.v1.core.sched.scheduler"
-_GRAMMARS = "vllm.v1.structured_output"
-_DETOKENIZER = "vllm.v1.engine.detokenizer"
-HOOK = Hook(
-    what="answers that another replica began",
-    how=(
-        "vLLM: a scheduler mixin turns the last prompt tokens into output tokens in the request's first step; the V1"
-        " runner's input batch and the output processor are wrapped; its seeded requests use up the random numbers of"
-        " these tokens"
-    ),
-    until="vLLM takes output tokens with a request",
-    symbols=(
-        (_SCHEDULER, "Scheduler.schedule", "self throttle_prefills"),
-        (_GRAMMARS, "StructuredOutputManager.should_fill_bitmask", "self request"),
-        (_GRAMMARS, "StructuredOutputManager.should_advance", "self request new_token_ids"),
-        (_GRAMMARS, "StructuredOutputManager.trim_reasoning_for_advance", "self request new_token_ids"),
-        (
-            "vllm.v1.engine.output_processor",
-            "OutputProcessor.add_request",
-            "self request prompt parent_req request_index queue",
-        ),
-        (_DETOKENIZER, "IncrementalDetokenizer.update", "self new_token_ids stop_terminated"),
-        (_DETOKENIZER, "IncrementalDetokenizer.get_next_output_text", "self finished delta"),
-    ),
-    v1=(
-        ("vllm.v1.worker.gpu_input_batch", "InputBatch.add_request", "self request"),
-        ("vllm.v1.worker.gpu_worker", "Worker.initialize_from_config", "self kv_cache_config"),
-    ),
-)
 
 logger = logging.getLogger(__name__)
 

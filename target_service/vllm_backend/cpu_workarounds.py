@@ -20,14 +20,6 @@ from typing import Any
 import torch
 from vllm.distributed.parallel_state import get_pp_group
 
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="CPU workarounds",
-    how="vLLM: faults of vLLM's CPU build are repaired if they are present",
-    until="each repair is skipped where its fault is not present; delete what is always skipped",
-)
-
 
 class ExpandKernel:
     """Called like a Triton kernel, `kernel[grid](...)`. The grid is ignored."""

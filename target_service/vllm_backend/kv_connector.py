@@ -21,17 +21,10 @@ from kv_transfer.limits.target import KvRole, check_leg
 from kv_transfer.messages import GenerateRequest
 from skim_common.environment import with_environment
 from skim_common.errors import SkimError
-from skim_common.symbols import VLLM, Hook
 
 _CONNECTOR = "NixlConnector"
 _NIXL_WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-HOOK = Hook(
-    what="an engine dies while its KV blocks are read",
-    how="vLLM: the decoding half's NIXL agent is created without threads of its own",
-    until="an engine survives the death of a reader with vLLM's own agent (`tests/chaos`)",
-    symbols=((_NIXL_WORKER, "nixl_agent_config", "enable_prog_thread"),),
-)
 
 PROGRESS_THREAD = "skim_progress_thread"
 """Key in `kv_connector_extra_config`: whether the agent of a decoding half has NIXL's progress thread."""
@@ -65,14 +58,13 @@ def read_from_one_thread(transfer: Any) -> None:
     per step without the thread, so vLLM's agent is the default. PROGRESS_THREAD in `kv_connector_extra_config` chooses.
 
     transfer: the vLLM config's `kv_transfer_config`. Nothing changes if the user chose another connector or set
-    `num_threads`. Raises SkimError if vLLM's function for the agent has changed.
+    `num_threads`.
     """
     if transfer is None or transfer.kv_connector != _CONNECTOR or transfer.kv_role != _ROLES["decode"]:
         return
     chosen = transfer.kv_connector_extra_config
     if "num_threads" in chosen or chosen.get(PROGRESS_THREAD, not current_platform.is_cpu()):
         return
-    VLLM.check(HOOK.symbols)
     worker: Any = importlib.import_module(_NIXL_WORKER)
     worker.nixl_agent_config = one_thread_agent_config
 

@@ -14,26 +14,6 @@ from vllm.utils.platform_utils import is_pin_memory_available
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinPLogitsProcessor
 
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="`logit_bias` and `min_p` with drafts",
-    how=(
-        "vLLM: `SamplingParams._validate_spec_decode`, which refuses them, is overridden; the rejection sampler's"
-        " `apply_logits_processors` is wrapped, and the V1 runner gets vLLM's full set of processors"
-    ),
-    until="vLLM's rejection sampler applies all processors",
-    where=("target_service/vllm_backend/logits_processors.py", "target_service/vllm_backend/speculation/methods.py"),
-    symbols=(("vllm.sampling_params", "SamplingParams._validate_spec_decode", "self speculative_config"),),
-    v1=(
-        (
-            "vllm.v1.sample.rejection_sampler",
-            "RejectionSampler.apply_logits_processors",
-            "self logits sampling_metadata metadata",
-        ),
-    ),
-)
-
 
 def apply_to_drafts(runner: Any) -> None:
     """Give the V1 `runner` all of vLLM's own logits processors, and its rejection sampler those that it lacks."""

@@ -13,34 +13,11 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.info import longrope_original
-from skim_common.symbols import Hook
-from target_service.vllm_backend import continued_answers, logits_processors
-from target_service.vllm_backend.speculation import decode_graphs, draft_probs, remote_config
 from target_service.vllm_backend.speculation.remote_config import remote_drafts_config
 from vllm_hooks.engine import check_options, engine_config, start
 
 NEEDS_A_GPU = ("ngram_gpu", "dspark")
 """Decode methods of vLLM that pin memory for a GPU, or that only its V2 model runner has."""
-
-HOOK = Hook(
-    what="the drafts of each request in a step",
-    how=(
-        "vLLM: `worker_cls` reports how many drafts each request asks for; the schedulers limit them, reserve places"
-        " for them with async scheduling, and take away the padding with which a seeded request without drafts joins a"
-        " decode step"
-    ),
-    until="vLLM's scheduler asks its proposer for their number; for seeded requests, the V1 runner is gone",
-    where=("target_service/vllm_backend/scheduler.py", "target_service/vllm_backend/worker.py"),
-    symbols=(
-        ("vllm.v1.worker.gpu_worker", "Worker.execute_model", "self scheduler_output"),
-        ("vllm.v1.worker.gpu_worker", "Worker.shutdown", "self"),
-        ("vllm.v1.core.sched.scheduler", "Scheduler.update_draft_token_ids", "self draft_token_ids"),
-        ("vllm.v1.core.sched.scheduler", "Scheduler._update_after_schedule", "self scheduler_output"),
-        ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler._update_after_schedule", "self scheduler_output"),
-        ("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output", "self scheduler_output model_runner_output"),
-        ("vllm.v1.worker.gpu_worker", "Worker.sample_tokens", "self grammar_output"),
-    ),
-)
 
 _log = logging.getLogger(__name__)
 
@@ -92,10 +69,7 @@ def start_engine(
     scheduler = config.scheduler_config
     scheduler.scheduler_cls = async_scheduler_cls if scheduler.async_scheduling else scheduler_cls
     failure = f"the target engine did not start with {model}"
-    hooks = [HOOK, continued_answers.HOOK, logits_processors.HOOK]
-    if remote:
-        hooks += [remote_config.HOOK, decode_graphs.HOOK, draft_probs.HOOK]
-    return start(config, failure, hooks, stat_loggers=list(stat_loggers) or None)
+    return start(config, failure, stat_loggers=list(stat_loggers) or None)
 
 
 def _stages(config: VllmConfig) -> int:

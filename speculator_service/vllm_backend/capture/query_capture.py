@@ -25,7 +25,6 @@ from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.models.utils import extract_layer_index
 
 from skim_common.errors import ModelError
-from skim_common.symbols import VLLM
 from speculator_service.scoring.importance import AttentionFormula
 from speculator_service.vllm_backend.capture.key_reader import PLAIN_CACHES, STORED_FP8, key_scale
 
@@ -147,7 +146,6 @@ class QueryCapture:
 
     def _wrap(self, index: int, layer: ScoredLayer) -> None:
         if isinstance(layer, MLAAttention):
-            VLLM.check([(MLAAttention.__module__, "MLAAttention.forward_impl", "self q")])
             forward_impl = layer.forward_impl
 
             def capture_mla(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -158,8 +156,6 @@ class QueryCapture:
             layer.forward_impl = capture_mla
             return
 
-        implementation = type(layer.impl)
-        VLLM.check([(implementation.__module__, f"{implementation.__qualname__}.forward", "self layer query")])
         forward = layer.impl.forward
 
         def capture(attention: Attention, query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -12,18 +12,6 @@ from typing import Any
 
 from vllm.config.compilation import CUDAGraphMode
 
-from skim_common.symbols import Hook
-
-HOOK = Hook(
-    what="FULL CUDA graphs of steps with drafts, V2 runner",
-    how="vLLM: the manager's choice of the graphs to capture is made again",
-    until="vLLM captures graphs for each number of drafts",
-    v2=(
-        ("vllm.v1.worker.gpu.cudagraph_utils", "CudaGraphManager._init_candidates", "self"),
-        ("vllm.v1.worker.gpu.attn_utils", "get_attn_cg_support", "attn_groups vllm_config"),
-    ),
-)
-
 
 def capture_decode_steps(manager: Any, *, any_lengths: bool) -> None:
     """Choose the graphs again that `manager` (vllm.v1.worker.gpu.cudagraph_utils.CudaGraphManager) will capture.

@@ -13,20 +13,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from kv_transfer.arrays import Float32Array
 from kv_transfer.position_map import Int64Array
-from skim_common.symbols import Hook
 from target_service.drafting.target_session import Proposal
-
-_REPLACED = "GPUModelRunner._get_spec_decode_draft_probs"
-HOOK = Hook(
-    what="drafts and their distributions, V1 runner",
-    how="vLLM: vLLM's `custom_class` proposer; the sampler's draft distributions are replaced",
-    until="vLLM's `custom_class` proposer gives distributions, or the V1 runner is gone",
-    where=(
-        "target_service/vllm_backend/speculation/proposer.py",
-        "target_service/vllm_backend/speculation/draft_probs.py",
-    ),
-    v1=(("vllm.v1.worker.gpu_model_runner", _REPLACED, "self spec_decode_metadata"),),
-)
 
 
 class DraftDistributions:

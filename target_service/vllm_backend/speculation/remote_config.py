@@ -10,38 +10,6 @@ from contextlib import contextmanager
 from vllm.config import VllmConfig
 from vllm.v1.executor.abstract import Executor
 
-from skim_common.symbols import Hook
-
-_RUNNER = "vllm.v1.worker.gpu.model_runner"
-HOOK = Hook(
-    what="drafts and their distributions, V2 runner",
-    how=(
-        "vLLM: a subclass of `VllmConfig` allows `custom_class` there and with async scheduling; a speculator class for"
-        " it, created by a wrapped `init_speculator`; places without a draft are masked around `GPUModelRunner.sample`"
-    ),
-    until="vLLM's V2 runner takes a `custom_class` proposer, with async scheduling",
-    where=(
-        "target_service/vllm_backend/speculation/remote_config.py",
-        "target_service/vllm_backend/speculation/remote_speculator.py",
-        "target_service/vllm_backend/speculation/draft_logits.py",
-    ),
-    symbols=(
-        ("vllm.config", "VllmConfig._get_v2_model_runner_unsupported_features", "self"),
-        ("vllm.config", "VllmConfig.__post_init__", "self"),
-    ),
-    v2=(
-        (_RUNNER, "init_speculator", "vllm_config device"),
-        (_RUNNER, "GPUModelRunner.sample", "self hidden_states input_batch grammar_output"),
-        (_RUNNER, "GPUModelRunner.take_draft_token_ids", "self"),
-        (
-            "vllm.v1.worker.gpu.spec_decode.speculator",
-            "BaseSpeculator.propose",
-            "self input_batch attn_metadata slot_mappings last_hidden_states aux_hidden_states num_sampled num_rejected"
-            " last_sampled next_prefill_tokens temperature seeds dp_sync dummy_run",
-        ),
-    ),
-)
-
 _REFUSED = "speculative method 'custom_class'"
 
 

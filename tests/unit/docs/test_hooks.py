@@ -1,4 +1,4 @@
-"""docs/hooks.md has the hooks that the code declares, and what hooks into vLLM or Ray declares it."""
+"""docs/hooks.md names every file that hooks into vLLM or Ray, and names that the installed versions have."""
 
 import ast
 import re
@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from evals.report import hooks
-from evals.report.hooks import PAGE, ROOT, declared, page
+from tests.hook_table import PAGE, ROOT, mismatch, rows
 
 SERVES = ("actors", "cluster", "router", "skim", "speculator_service", "target_service", "vllm_hooks")
 PUBLIC = {"StatLoggerBase"}
@@ -47,35 +46,54 @@ def _is_function(value: ast.expr, ours: set[str]) -> bool:
     return False
 
 
-def test_the_page_has_the_table_that_the_code_gives():
-    """If not: `python -m evals.report.hooks`."""
-    text = PAGE.read_text(encoding="utf-8")
-    assert text == page(text, declared())
-    assert text.count("\n| ") == len(declared()) + 1  # and no row beside it
+def test_the_table_is_read_whole():
+    table = rows()
+    assert len(table) == PAGE.read_text(encoding="utf-8").count("\n| `") <= 36
+    assert all(row.files and row.why for row in table)
 
 
-def test_a_change_of_a_declaration_changes_the_page():
-    text, [first, *others] = PAGE.read_text(encoding="utf-8"), declared()
-    assert page(text, others) != text
-    assert page(text, [first._replace(until="never"), *others]) != text
+@pytest.mark.nightly
+def test_the_installed_libraries_have_every_name():
+    assert [reason for row in rows() for symbol in row.symbols if (reason := mismatch(symbol))] == []
 
 
-def test_every_declaration_of_the_source_is_a_row():
-    """Counted by another way than the generator's."""
-    files = (file for package in ROOT.glob("*/__init__.py") for file in package.parent.rglob("*.py"))
-    sources = [file.read_text(encoding="utf-8") for file in files]
-    counted = sum(len(re.findall(r"^ *(?:HOOK = )?Hook\($", source, re.MULTILINE)) for source in sources)
-    assert len(declared()) == counted <= 42
-    assert len({row.what for row in declared()}) == counted
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("`ray.serve.handle:DeploymentHandle.option`", "has no attribute 'option'"),
+        ("`ray.serve.handle:DeploymentHandle.options(self, stream)`", r"its parameters are \(self, method_name"),
+        ("`ray.serve.handles:DeploymentHandle`", "No module named 'ray.serve.handles'"),
+        ("`ray.serve._private.replica:Replica._shuts_down`", "has no attribute '_shuts_down'"),
+        ("`ray.serve._private.constants:SERVE_NAMESPACE(self)`", "is not a callable object"),
+    ],
+)
+def test_a_wrong_name_is_reported(text: str, reason: str):
+    """The control."""
+    [row] = rows(f"| where | what | why |\n|---|---|---|\n| `a.py` | {text} | because |\n")
+    assert re.search(reason, mismatch(row.symbols[0]) or "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`ray.serve.handle:DeploymentHandle.options(self, method_name)`",
+        "`ray.serve._private.constants:SERVE_NAMESPACE`",
+        "`ray.serve._private.replica:Replica._shutting_down`",
+    ],
+)
+def test_a_right_name_is_not(text: str):
+    [row] = rows(f"| `a.py`, `b.py` | {text} | because |\n")
+    assert row.files == ("a.py", "b.py")
+    assert mismatch(row.symbols[0]) is None
 
 
 def test_the_files_of_each_hook_are_there():
-    assert [path for row in declared() for path in row.where if not (ROOT / path).exists()] == []
+    assert [path for row in rows() for path in row.files if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("package", SERVES)
-def test_what_hooks_is_declared(package: str):
-    known = tuple(path for row in declared() for path in row.where)
+def test_what_hooks_is_in_the_table(package: str):
+    known = tuple(path for row in rows() for path in row.files)
     found = {}
     for file in sorted((ROOT / package).rglob("*.py")):
         path = str(file.relative_to(ROOT))
@@ -110,10 +128,3 @@ def test_each_way_to_hook_is_found(source: str):
 )
 def test_what_hooks_nothing_is_not(source: str):
     assert list(hooking(source)) == []
-
-
-def test_a_text_that_is_no_literal_is_refused(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "__init__.py").write_text('HOOK = Hook(what=NAME, how="h", until="u")')
-    with pytest.raises(ValueError, match="malformed node"):
-        hooks.declared(tmp_path)
