@@ -5,9 +5,18 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array, no_numbers, no_pairs, no_scores
+from kv_transfer.arrays import (
+    Float32Array,
+    Int32Array,
+    Span,
+    always_kept,
+    check_spans,
+    mask_of,
+    no_numbers,
+    no_pairs,
+    no_scores,
+)
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import Span, always_kept, check_spans, mask_of
 from skim_common.errors import InvalidRequestError
 
 

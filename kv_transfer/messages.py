@@ -7,22 +7,18 @@ Token ids and positions are int32 numpy arrays. Times are milliseconds.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.arrays import Float32Array, Int32Array, is_ascending
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import DecodeOptions, SelectionOptions
 
 ACCEPTED = b""
 """The first item of every stream of GenerateOutputs: the target replica has the request."""
-
-
-def is_ascending(positions: Int32Array) -> bool:
-    """Whether `positions` [K] increase strictly. A comparison cannot overflow, unlike a difference."""
-    return bool((positions[1:] > positions[:-1]).all())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,6 +190,12 @@ class Selection:
         return late
 
 
+CUMULATIVE, DELTA, FINAL_ONLY = 0, 1, 2
+"""Values of vLLM's RequestOutputKind: each output holds all so far, only what is new, or comes once at the end."""
+
+READ_ONLY: Mapping[str, Any] = MappingProxyType({"max_tokens": 1, "temperature": 0.0, "detokenize": False})
+"""Sampling of a request whose prompt is to be read. An engine makes at least one token."""
+
 ADAPTER = "adapter"
 """In `GenerateRequest.engine_args`: the name of the LoRA adapter that answers. Without it, the target itself does."""
 
@@ -248,6 +250,11 @@ class GenerateRequest:
             context_length=prompt.context_length - self.answered,
         )
         return first, prompt.token_ids[begin:]
+
+
+def is_seeded(sampling: Mapping[str, Any]) -> bool:
+    """Whether a seed decides the answer. A greedy answer has no need of it. sampling: as in GenerateRequest."""
+    return sampling.get("seed") is not None and (sampling.get("temperature", 1.0) or 0.0) > 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Int32Array
+from kv_transfer.arrays import Int32Array, spans_of
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import SelectRequest
-from kv_transfer.spans import spans_of
 from skim_common.models.info import ModelInfo
 
 QUESTION_SHARE = 4

@@ -7,11 +7,10 @@ from typing import Protocol
 
 import torch
 
-from kv_transfer.arrays import Float32Array, Int32Array, no_numbers, no_scores
+from kv_transfer.arrays import Float32Array, Int32Array, Span, no_numbers, no_scores
 from kv_transfer.engine import Engine
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import Span
 from skim_common.errors import InvalidRequestError, SessionLostError
 
 NO_SESSIONS = "this engine keeps no drafting sessions"

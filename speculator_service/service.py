@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kv_transfer.arrays import Int32Array
+from kv_transfer.arrays import Int32Array, mask_of
 from kv_transfer.drafts import UNDRAFTED
-from kv_transfer.limits.speculator import check_request
+from kv_transfer.limits import check_selection
 from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import AUTO
-from kv_transfer.spans import mask_of
 from kv_transfer.windows import decided
 from skim_common.models.info import ModelInfo
 from speculator_service.apart import apart
@@ -78,7 +77,7 @@ class SpeculatorService:
         EngineUnavailableError if the engine is dead, SkimError if the engine returns invalid scores.
         """
         request = decided(request, self.info)
-        check_request(request, self.info)
+        check_selection(request, self.info)
         context = self.draft_context(request)
         try:
             return await self._select(request, context)

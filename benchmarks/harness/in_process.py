@@ -11,9 +11,8 @@ from cluster.in_process.async_pair import AsyncPair
 from cluster.in_process.prompts import render
 from demo_models.documents import make_document
 from kv_transfer.layout import TextLayout
-from kv_transfer.messages import KeptPrompt, SelectRequest
+from kv_transfer.messages import DELTA, FINAL_ONLY, KeptPrompt, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from kv_transfer.sampling import DELTA, FINAL_ONLY
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
 from skim_common.models.info import load_tokenizer

@@ -7,8 +7,7 @@ import numpy as np
 from tokenizers.decoders import DecodeStream
 
 from benchmarks.mock_engines.sampling import Sampling
-from kv_transfer.messages import Completion, GenerateOutput, TokenLogprob
-from kv_transfer.sampling import DELTA, FINAL_ONLY
+from kv_transfer.messages import DELTA, FINAL_ONLY, Completion, GenerateOutput, TokenLogprob
 
 
 class NewToken(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from kv_transfer.sampling import CUMULATIVE, DELTA, FINAL_ONLY
+from kv_transfer.messages import CUMULATIVE, DELTA, FINAL_ONLY
 from skim_common.errors import InvalidRequestError
 
 

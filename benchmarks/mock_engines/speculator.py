@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.mock_engines.compute import MockCompute
 from kv_transfer.arrays import Int32Array
-from kv_transfer.limits.speculator import check_length
+from kv_transfer.limits import check_speculator_length
 from kv_transfer.messages import KeptPrompt
 from skim_common.errors import EngineUnavailableError, SessionLostError
 from skim_common.models.costs import LINEAR
@@ -72,7 +72,7 @@ class MockSpeculator(SpeculatorEngine):
         """
         await self.check_health()
         token_ids, options = request.token_ids, request.options
-        check_length(int(token_ids.size), options.tokens_ahead, self.info)
+        check_speculator_length(int(token_ids.size), options.tokens_ahead, self.info)
         self.started += 1
         if self._fail_every and self.started % self._fail_every == 0:
             raise EngineUnavailableError(f"the mock speculator fails every {self._fail_every} calls, as it was told to")
@@ -104,7 +104,7 @@ class MockSpeculator(SpeculatorEngine):
 
     async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
         await self.check_health()
-        check_length(prompt.context_length, 0, self.info)
+        check_speculator_length(prompt.context_length, 0, self.info)
         await self.compute.prefill(prompt.token_ids, prompt.positions, cache_salt)
         self.sessions[session] = (prompt.context_length, int(prompt.token_ids[-1]))
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.sessions.traces import Session, Turn
-from kv_transfer.arrays import Int32Array
+from kv_transfer.arrays import Int32Array, Span
 from kv_transfer.layout import Frame, TextLayout
-from kv_transfer.spans import Span
 from router.options.request import PrefillOptions
 from router.prompt.protected_spans import PromptSpans
 from router.prompt.rendered import RenderedPrompt

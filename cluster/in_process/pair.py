@@ -16,9 +16,8 @@ from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.in_process.event_loop import EventLoopThread
 from cluster.in_process.prompts import PromptInput, render
 from cluster.in_process.selection import PairSelection
-from kv_transfer.messages import Completion, KeptPrompt, SelectRequest, TokenLogprob
+from kv_transfer.messages import FINAL_ONLY, Completion, KeptPrompt, SelectRequest, TokenLogprob
 from kv_transfer.options import ALWAYS, DecodeOptions
-from kv_transfer.sampling import FINAL_ONLY
 from router.options.policies import Keep
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig

@@ -16,8 +16,8 @@ from evals.run.ask import Answer, Case, InProcess
 from evals.selection.prompts import template_messages
 from evals.selection.selectors import DENSE
 from evals.tasks.registry import Sample
+from kv_transfer.messages import FINAL_ONLY
 from kv_transfer.options import ALWAYS, AUTO, DecodeOptions
-from kv_transfer.sampling import FINAL_ONLY
 from router.decision.pool_time import PoolTime
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt, Request

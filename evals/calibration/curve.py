@@ -11,9 +11,8 @@ from cluster.in_process.async_pair import AsyncPair
 from evals.calibration.agreement import AGREES, agreement
 from evals.calibration.prompts import CalibrationPrompt
 from kv_transfer.arrays import Float32Array, Int32Array
-from kv_transfer.messages import KeptPrompt, Selection
+from kv_transfer.messages import FINAL_ONLY, KeptPrompt, Selection
 from kv_transfer.options import AUTO, SelectionOptions
-from kv_transfer.sampling import FINAL_ONLY
 from router.decision.guard import signals
 from speculator_service.scoring.selection import select
 from speculator_service.scoring.units import unit_means

@@ -12,9 +12,8 @@ from evals.run.engines import start_pair
 from evals.selection.prompts import render
 from evals.selection.selectors import DENSE, SELECTORS, WRONG_ORIGIN, Reading, Selector
 from evals.tasks.registry import Sample
-from kv_transfer.messages import KeptPrompt
+from kv_transfer.messages import FINAL_ONLY, KeptPrompt
 from kv_transfer.options import SelectionOptions
-from kv_transfer.sampling import FINAL_ONLY
 from router.explain.explained import Explained
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt

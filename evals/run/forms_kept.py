@@ -24,9 +24,9 @@ from evals.run.speculator_alone import measured
 from evals.selection.evidence import spans_of_texts
 from evals.selection.prompts import template_messages
 from evals.tasks.forms import FORMS, LANGUAGES, FormPrompt, form_prompts
+from kv_transfer.arrays import mask_of
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import mask_of
 from kv_transfer.windows import decided
 from router.options.request import PrefillOptions
 from speculator_service.engine import SpeculatorEngine

@@ -9,10 +9,10 @@ from cluster.in_process.prompts import render as render_prompt
 from evals.selection.evidence import evidence_spans
 from evals.selection.prompts import template_messages
 from evals.tasks.registry import Sample
+from kv_transfer.arrays import mask_of
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import mask_of
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
 from speculator_service.engine import SpeculatorEngine

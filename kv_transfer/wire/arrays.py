@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kv_transfer.arrays import Float32Array, Int32Array
-from kv_transfer.messages import is_ascending
+from kv_transfer.arrays import Float32Array, Int32Array, is_ascending
 from kv_transfer.wire.positions import MAX_CONTEXT_LENGTH, decode_positions, encode_positions
 from skim_common.errors import WireError
 

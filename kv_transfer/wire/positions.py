@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Int32Array
-from kv_transfer.messages import is_ascending
-from kv_transfer.spans import segments_of
+from kv_transfer.arrays import Int32Array, is_ascending, segments_of
 from skim_common.errors import WireError
 
 MAX_CONTEXT_LENGTH = 2**24

@@ -5,11 +5,10 @@ from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
 from actors.observability.meter import Meter
-from kv_transfer.limits.speculator import check_length as check_speculator_length
-from kv_transfer.limits.target import check_length as check_target_length
-from kv_transfer.limits.target import check_sampling, first_logprobs
+from kv_transfer.limits import check_speculator_length, check_target_length
 from kv_transfer.messages import GenerateOutput, KeptPrompt, Selection
 from kv_transfer.options import AUTO
+from kv_transfer.sampling_limits import check_sampling, first_logprobs
 from router.admission.controller import Admission
 from router.admission.load_shedding import CATCH_UP
 from router.admission.ticket import Ticket

@@ -10,10 +10,9 @@ from typing import Self
 import numpy as np
 
 from kv_transfer.arrays import Int32Array
-from kv_transfer.messages import ADAPTER, Envelope, GenerateOutput, GenerateRequest, KeptPrompt
+from kv_transfer.messages import ADAPTER, READ_ONLY, Envelope, GenerateOutput, GenerateRequest, KeptPrompt
 from kv_transfer.options import AUTO, DecodeOptions
 from kv_transfer.prefix_hash import block_hashes
-from kv_transfer.sampling import READ_ONLY
 from router.decision.cache_ledger import BLOCK_TOKENS
 from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome

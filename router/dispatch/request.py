@@ -11,9 +11,8 @@ from typing import Any
 
 from kv_transfer.drafts import UNDRAFTED
 from kv_transfer.layout import TextLayout
-from kv_transfer.messages import Envelope, GenerateRequest, KeptPrompt
+from kv_transfer.messages import Envelope, GenerateRequest, KeptPrompt, is_seeded
 from kv_transfer.options import DecodeOptions
-from kv_transfer.sampling import is_seeded
 from router.admission.rate_limits import Caller
 from router.decision.forecast import Forecast
 from router.decision.guard import Advice

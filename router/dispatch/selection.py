@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from actors.observability.pool_spans import note_selection
-from kv_transfer.limits.speculator import check_readable
+from kv_transfer.limits import check_readable
 from kv_transfer.messages import Envelope, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import AUTO
 from router.admission.controller import Admission

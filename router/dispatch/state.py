@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.observability.tracing import NO_SPAN, Span
-from kv_transfer.limits.target import check_reply_size
 from kv_transfer.messages import Selection
 from kv_transfer.options import SelectionOptions
+from kv_transfer.sampling_limits import check_reply_size
 from router.admission.ticket import PromptGroup
 from router.decision.catch_up import Plan
 from router.decision.cost_model import Estimate

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.arrays import Float32Array, Int32Array, segments_of, spans_of
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import segments_of, spans_of
 from router.decision.guard import signals
 
 REASONS = {

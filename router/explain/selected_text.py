@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kv_transfer.arrays import Span, spans_of
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import Selection
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import Span, spans_of
 from router.prompt.markers import CharSpan
 from router.prompt.protected_spans import CharRanges, merged, tokens_touched_by_each
 

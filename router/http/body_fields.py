@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
-from kv_transfer.limits.target import reserved_names
+from kv_transfer.limits import reserved_names
 from router.options.context_management import FIELD
 from router.options.errors import InvalidOptionError
 from router.options.request import DECODE, PREFILL, clipped

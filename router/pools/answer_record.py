@@ -10,8 +10,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kv_transfer.arrays import Int32Array
-from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, TokenLogprob
-from kv_transfer.sampling import CUMULATIVE, DELTA, FINAL_ONLY
+from kv_transfer.messages import (
+    CUMULATIVE,
+    DELTA,
+    FINAL_ONLY,
+    Completion,
+    GenerateOutput,
+    GenerateRequest,
+    TokenLogprob,
+)
 
 STREAM_INTERVAL = 16
 """Tokens per message of an answer that the client gets as a whole (vllm.SamplingParams.stream_interval)."""

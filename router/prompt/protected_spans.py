@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.arrays import Float32Array, Int32Array, Span, check_spans, mask_of, spans_of
 from kv_transfer.layout import TextLayout
-from kv_transfer.spans import Span, check_spans, mask_of, spans_of
 from router.options.policies import TOOL_ROLES, Keep, PolicyOptions
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents, Content

@@ -17,7 +17,7 @@ from vllm.renderers import renderer_from_config
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
-from kv_transfer.limits.target import reserved_names
+from kv_transfer.limits import reserved_names
 from kv_transfer.messages import ADAPTER, GenerateOutput, TokenLogprob
 from kv_transfer.reply_pieces import PromptLogprobs
 from router.admission.api_keys import FIRST_PRIORITY

@@ -19,7 +19,7 @@ from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.renderers import ChatParams
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from kv_transfer.spans import mask_of
+from kv_transfer.arrays import mask_of
 from router.admission.rate_limits import LimitReachedError
 from router.dispatch.apart import apart
 from router.dispatch.dispatcher import Dispatcher

@@ -24,10 +24,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.arrays import Float32Array, Int32Array, Span, mask_of
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import LATE_TOKENS, SHORT_TEXT, SelectionOptions
-from kv_transfer.spans import Span, mask_of
 from speculator_service.scoring.units import Units
 
 LATE_SHARE = 1 / 8

@@ -8,8 +8,8 @@ decoded after it. The queries of the question's own tokens need no decoding, so 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kv_transfer.arrays import Span
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import Span
 from kv_transfer.windows import shares
 
 MAX_QUESTION_ROWS = 64

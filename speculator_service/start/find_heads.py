@@ -13,8 +13,7 @@ from uuid import uuid4
 
 import torch
 
-from kv_transfer.arrays import Int32Array
-from kv_transfer.spans import Span
+from kv_transfer.arrays import Int32Array, Span
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.source import public_name

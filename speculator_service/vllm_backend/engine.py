@@ -22,10 +22,9 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from kv_transfer.arrays import Int32Array, no_numbers
-from kv_transfer.limits.speculator import check_ids, check_length, check_prompt
+from kv_transfer.arrays import Int32Array, Span, no_numbers
+from kv_transfer.limits import check_ids, check_prompt, check_speculator_length
 from kv_transfer.messages import KeptPrompt
-from kv_transfer.spans import Span
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo, check_speculator, inspect_model
 from skim_common.models.source import local_folder
@@ -125,7 +124,7 @@ class VllmSpeculator(SpeculatorEngine):
 
     async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
         """See `SpeculatorEngine.open_session`."""
-        check_length(prompt.context_length, 0, self.info)
+        check_speculator_length(prompt.context_length, 0, self.info)
         check_ids(prompt.token_ids, self._vocab_size)
         opened = EngineSession.over(prompt, cache_salt)
         read = DraftOptions.of(1, 0.0, 0, self._vocab_size).sampling(opened.extra_args, await self._gang.join())

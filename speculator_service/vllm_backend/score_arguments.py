@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kv_transfer.arrays import Span
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import Span
 from skim_common.errors import ModelError
 from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import ModelInfo, text_config

@@ -17,10 +17,9 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
-from kv_transfer.limits.target import KvRole, check_request
-from kv_transfer.messages import ADAPTER, GenerateOutput, GenerateRequest
+from kv_transfer.limits import KvRole, check_request
+from kv_transfer.messages import ADAPTER, DELTA, GenerateOutput, GenerateRequest
 from kv_transfer.position_map import position_args
-from kv_transfer.sampling import DELTA
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import inspect_model
 from skim_common.models.source import local_folder

@@ -17,7 +17,7 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from kv_transfer.limits.target import KvRole, check_leg
+from kv_transfer.limits import KvRole, check_leg
 from kv_transfer.messages import GenerateRequest
 from skim_common.environment import with_environment
 from skim_common.errors import SkimError

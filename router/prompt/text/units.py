@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Int32Array
+from kv_transfer.arrays import Int32Array, Span, mask_of, spans_of
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import Span, mask_of, spans_of
 from router.prompt.labels.chains import labels_of
 from router.prompt.protected_spans import CharRanges, Offsets, char_ranges
 from router.prompt.text.codes import WHITE, Codes, among, codes_of, known_characters

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import re2
 
-import kv_transfer.limits
+import kv_transfer.sampling_limits
 import router.decision
 import router.prompt
-from kv_transfer.limits.grammar import check_grammar
-from kv_transfer.spans import mask_of
+from kv_transfer.arrays import mask_of
+from kv_transfer.sampling_limits import check_sampling
 from router.decision.guard import QUESTIONS, task_kind
 from router.options.headers import whole_number
 from router.options.request import PrefillOptions
@@ -131,10 +131,12 @@ def piece_of(tree, choice):
 
 def patterns():
     """Those of all modules that look at a client's text, by their sources."""
-    for package in (router.prompt, router.decision, kv_transfer.limits):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            found = vars(import_module(module.name)).values()
-            yield from (value for value in found if isinstance(value, re2._Regexp))
+    modules = [kv_transfer.sampling_limits]
+    for package in (router.prompt, router.decision):
+        found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+        modules += [import_module(module.name) for module in found]
+    for module in modules:
+        yield from (value for value in vars(module).values() if isinstance(value, re2._Regexp))
     yield from (re2.compile(pattern) for kind in QUESTIONS for pattern in kind.patterns)
 
 
@@ -193,7 +195,7 @@ ROLES = "user", "system", "tool", "select", "raw"
 def grammar(text):
     for name in ("regex", "json", "grammar", "structural_tag"):
         try:
-            check_grammar({"structured_outputs": {name: text}})
+            check_sampling({"structured_outputs": {name: text}})
         except InvalidRequestError:
             continue
 

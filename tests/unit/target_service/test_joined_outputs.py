@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.virtual_time import run
-from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
-from kv_transfer.sampling import CUMULATIVE
+from kv_transfer.messages import CUMULATIVE, Completion, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
 from router.pools.answer_record import AnswerRecord
 from skim_common.errors import EngineUnavailableError
 from target_service.joined_outputs import join, joined

@@ -19,9 +19,8 @@ from cluster.in_process.selection import PairSelection
 from demo_models.documents import DemoDocument, make_document
 from evals.run.turns import make_conversations, without_late_chunks
 from evals.tasks.registry import Sample
-from kv_transfer.messages import Selection, SelectRequest
+from kv_transfer.messages import FINAL_ONLY, Selection, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from kv_transfer.sampling import FINAL_ONLY
 from router.options.request import PrefillOptions
 
 pytestmark = pytest.mark.nightly

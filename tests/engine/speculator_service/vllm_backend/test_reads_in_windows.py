@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from kv_transfer.arrays import spans_of
 from kv_transfer.layout import Frame
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import spans_of
 from kv_transfer.windows import plan_of
 from speculator_service.reading import read_in_windows, windows_of
 from tests.engine.speculator_service.vllm_backend.by_heads import expected, profile_of, scored_by

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kv_transfer.messages import GenerateRequest, KeptPrompt
-from kv_transfer.sampling import READ_ONLY
+from kv_transfer.messages import READ_ONLY, GenerateRequest, KeptPrompt
 from target_service.engine import TargetEngine
 from tests.engine.target_service.vllm_backend.cases import VOCABULARY, collect, dense_prompt
 from tests.reference.generation_oracle import GenerationOracle, joined

@@ -3,7 +3,7 @@
 import numpy as np
 
 from evals.run.wrong_origin import FROM_KEPT, WrongOriginTarget, from_kept
-from kv_transfer.limits.target import RESERVED_PREFIX
+from kv_transfer.limits import RESERVED_PREFIX
 from kv_transfer.position_map import KEPT_POSITIONS
 from kv_transfer.wire.positions import encode_positions
 from target_service.vllm_backend.worker import TargetWorker

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import virtual_time
-from kv_transfer.messages import ADAPTER, TokenLogprob
+from kv_transfer.messages import ADAPTER, READ_ONLY, TokenLogprob
 from kv_transfer.options import DecodeOptions
-from kv_transfer.sampling import READ_ONLY
 from router.admission.rate_limits import Caller
 from router.decision.agreements import ENOUGH
 from router.decision.catch_up import STREAM_SHARE

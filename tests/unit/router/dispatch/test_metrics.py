@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from kv_transfer.messages import FINAL_ONLY
 from kv_transfer.options import DecodeOptions
-from kv_transfer.sampling import FINAL_ONLY
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CallState

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from demo_models.documents import make_document
-from kv_transfer.spans import spans_of
+from kv_transfer.arrays import spans_of
 from router.decision.window_reads import WindowReads
 from router.dispatch.dispatcher import Dispatcher
 from router.options.request import PrefillOptions, SpeculationOptions

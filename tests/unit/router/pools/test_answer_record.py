@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.mock_engines.target import MockTarget
-from kv_transfer.messages import GenerateRequest, KeptPrompt
-from kv_transfer.sampling import CUMULATIVE, DELTA, FINAL_ONLY
+from kv_transfer.messages import CUMULATIVE, DELTA, FINAL_ONLY, GenerateRequest, KeptPrompt
 from router.pools.answer_record import AnswerRecord
 from tests.unit.router.conftest import MODELS
 

@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 
 from benchmarks.mock_engines.target import MockTarget
-from kv_transfer.messages import Completion, Envelope, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
-from kv_transfer.sampling import CUMULATIVE, DELTA, FINAL_ONLY
+from kv_transfer.messages import (
+    CUMULATIVE,
+    DELTA,
+    FINAL_ONLY,
+    Completion,
+    Envelope,
+    GenerateOutput,
+    GenerateRequest,
+    KeptPrompt,
+    TokenLogprob,
+)
 from router.pools.answer_record import AnswerRecord
 from router.pools.migration import Migration, ReplicaLostError, migrate
 from skim_common.errors import EngineUnavailableError

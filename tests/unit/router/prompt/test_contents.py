@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from kv_transfer.spans import mask_of
+from kv_transfer.arrays import mask_of
 from router.options.request import PrefillOptions
 from router.prompt.contents import Content, MarkedChat, changed, without_marks
 from router.prompt.keep_fields import messages_with_keeps

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from kv_transfer.spans import mask_of
+from kv_transfer.arrays import mask_of
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat, without_marks
 from router.prompt.keep_fields import messages_with_keeps

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv_transfer.arrays import spans_of
 from kv_transfer.layout import Frame
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
-from kv_transfer.spans import spans_of
 from kv_transfer.windows import MOST_COMPUTED, QUESTION_SHARE, plan_of
 from router.decision.window_reads import WindowReads
 from router.options.request import PrefillOptions

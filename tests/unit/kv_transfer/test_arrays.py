@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.spans import always_kept, check_spans, mask_of, segments_of, spans_of
+from kv_transfer.arrays import always_kept, check_spans, mask_of, segments_of, spans_of
 from skim_common.errors import InvalidRequestError
 
 

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from kv_transfer.limits.grammar import MAX_GROUPS, MAX_LEVELS, check_grammar
+from kv_transfer.sampling_limits import MAX_GROUPS, MAX_LEVELS, check_sampling
 from skim_common.errors import InvalidRequestError
 
 
 def check(**structured_outputs):
-    check_grammar({"structured_outputs": structured_outputs})
+    check_sampling({"structured_outputs": structured_outputs})
 
 
 def nested(levels, inner):

@@ -7,16 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kv_transfer.limits.target import (
-    MAX_LOGPROBS,
-    MAX_READ_TOKENS,
-    MAX_SCHEMA_COUNT,
-    check_length,
-    check_request,
-    first_logprobs,
-    reserved_names,
-)
+from kv_transfer.limits import check_request, check_speculator_length, check_target_length, reserved_names
 from kv_transfer.messages import GenerateRequest, KeptPrompt
+from kv_transfer.sampling_limits import MAX_LOGPROBS, MAX_READ_TOKENS, MAX_SCHEMA_COUNT, first_logprobs
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import ModelInfo
 
@@ -76,10 +69,10 @@ WIDE = replace(INFO, max_model_len=500, max_position=800)
     ],
 )
 def test_prompt_and_answer_must_fit(info: ModelInfo, limit: int, name: str) -> None:
-    check_length(limit - 16, limit - 16, 16, info)
+    check_target_length(limit - 16, limit - 16, 16, info)
     for prompt, answer in ((limit - 15, 16), (limit - 16, 17), (limit + 1, 0), (1, limit)):
         with pytest.raises(InvalidRequestError) as caught:
-            check_length(prompt, prompt, answer, info)
+            check_target_length(prompt, prompt, answer, info)
         message = str(caught.value)
         assert f"the prompt has {prompt} tokens and max_tokens is {answer}, together {prompt + answer}" in message
         assert f"{name} is {limit}" in message
@@ -165,10 +158,6 @@ def test_what_is_no_schema_is_left_to_vllm(constraint) -> None:
             "stop_token_ids has 97 entries, but the limit is 96",
         ),
         ({"seed": 2**63}, "seed is 9223372036854775808"),
-        (
-            {"max_tokens": 4, "trace_decode_token_ids": [1] * 5},
-            "trace_decode_token_ids has 5 entries",
-        ),
     ],
 )
 def test_what_would_end_an_engine_is_refused(sampling, reason):
@@ -176,3 +165,14 @@ def test_what_would_end_an_engine_is_refused(sampling, reason):
         check_request(request(10, 20, sampling), INFO)
     most = {"stop_token_ids": [1] * 500, "seed": -(2**63), "bad_words": None, "allowed_token_ids": 7}
     assert check_request(request(10, 20, most), INFO)
+
+
+READER = ModelInfo("m", "LlamaForCausalLM", 1000, "f", max_model_len=500, max_position=800, engine="mock")
+
+
+@pytest.mark.parametrize("info", [READER, replace(READER, max_model_len=900, max_position=500)])
+def test_prompt_and_look_ahead_must_fit(info):
+    check_speculator_length(492, 8, info)
+    check_speculator_length(500, 0, info)
+    with pytest.raises(InvalidRequestError, match=r"has 493 tokens and look_ahead is 8, .* at most 500; "):
+        check_speculator_length(493, 8, info)
