@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -23,8 +22,7 @@ from actors.ray_hooks.serve_logger import kept_log_file
 from router.admission.controller import Admission
 from router.admission.intake_lock import IntakeLock
 from router.dispatch.dispatcher import Dispatcher
-from router.explain.request_reports import RequestReports
-from router.explain.selection_log import ExplainView
+from router.explain.log import Part
 from router.http.deployment_metrics import DeploymentMetrics
 from router.http.draining import DrainingApp
 from router.http.startup import StartingApp
@@ -86,9 +84,8 @@ class RouterDeployment:
             self._meter,
             self._admission,
         )
-        self._model, self._names, self._reports = model, tuple(served_model_names), RequestReports()
+        self._model, self._names = model, tuple(served_model_names)
         self._vllm_options = dict(vllm_options)
-        self._view: ExplainView | None = None
         self._tell_metrics: Callable[[], Exposition] | None = None
 
     async def __serve_build_asgi_app__(self) -> DrainingApp:
@@ -154,12 +151,8 @@ class RouterDeployment:
         with gc_frozen():
             max_len = self._pools.target.max_model_len
             served = ServedModel(folder, public_name(self._model), self._names, max_len, self._vllm_options)
-            app = await build_openai_app(
-                self._dispatcher, served, self._settings, self._tracer, self._reports, self._intake
-            )
-        self._view = ExplainView(self._dispatcher.selections)
-        self._view.add_route(app, partial(self._ask_other_routers, "selection"))
-        self._reports.add_route(app, partial(self._ask_other_routers, "report"))
+            app = await build_openai_app(self._dispatcher, served, self._settings, self._tracer, self._intake)
+        self._dispatcher.log.add_routes(app, self._ask_other_routers)
         self._tell_metrics = app.state.metrics.exposition
         DeploymentMetrics(self._metrics_of_all).add_route(app)
         return app
@@ -176,16 +169,14 @@ class RouterDeployment:
         replies = [reply for group in told if isinstance(group, list) for reply in group] + [await self.metrics()]
         return [reply for reply in replies if isinstance(reply, Exposition)]
 
-    async def held(self, what: str, request_id: str, key: str = "") -> str | None:
-        """The `selection` or the `report` of a request that this router holds, as JSON text; other routers ask."""
-        if what == "report":
-            return self._reports.held(request_id, key)
-        return None if self._view is None else await self._view.held(request_id, key)
+    async def held(self, part: Part, request_id: str, key: str = "") -> str | None:
+        """As `RequestLog.held` of this router; other routers ask."""
+        return await self._dispatcher.log.held(part, request_id, key)
 
-    async def _ask_other_routers(self, what: str, request_id: str, key: str) -> str | None:
-        """As `held.Held`, of the other routers. A router that dies or does not answer in time has no entry."""
+    async def _ask_other_routers(self, part: Part, request_id: str, key: str) -> str | None:
+        """As `RequestLog.held` of the other routers. One that dies or does not answer in time has no entry."""
         try:
-            replies = await self._broadcast("held", what, request_id, key)
+            replies = await self._broadcast("held", part, request_id, key)
         except (RayError, RayServeException, TimeoutError) as error:
             logger.warning("the other routers did not answer: %s", type(error).__name__)
             return None

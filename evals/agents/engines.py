@@ -117,7 +117,7 @@ async def _caught_up(dispatcher: Dispatcher, name: str, outcome: Outcome) -> Non
     state = str(outcome.catch_up) if not outcome.catch_up.wanted else "reading"
     while state == "reading":
         await asyncio.sleep(_LOOK_S)
-        entry = dispatcher.selections.get(name)
+        entry = dispatcher.log.get(name)
         state = entry.catch_up["state"] if entry and entry.catch_up else "reading"
     if state != "done":
         raise SkimError(f"{outcome.prompt_tokens} tokens were not caught up ({state}): give the target more KV cache")

@@ -36,7 +36,7 @@ from router.decision.next_turns import NextTurns
 from router.dispatch.reading import Reading, is_greedy, is_judged
 from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome
-from router.explain.selection_log import SelectionLog
+from router.explain.log import RequestLog
 from router.pools.answer_record import AnswerRecord
 from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Pools
@@ -67,7 +67,7 @@ class CatchUps:
         meter: Meter,
         forecaster: Forecaster,
         admission: Admission,
-        log: SelectionLog,
+        log: RequestLog,
         *,
         audit_share: float = 0.0,
         has_home: bool = True,

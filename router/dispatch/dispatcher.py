@@ -33,7 +33,7 @@ from router.dispatch.state import CallState, Outcome
 from router.dispatch.token_budget import TokenBudget
 from router.dispatch.tracing import note_tokenized
 from router.explain.explained import DecisionMade, Explained
-from router.explain.selection_log import Entry, SelectionLog
+from router.explain.log import Entry, RequestLog
 from router.options.errors import RefusedError
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
@@ -65,7 +65,7 @@ class Dispatcher:
         self.meter = meter
         self.clients = ClientMetrics()
         self.settings, self.defaults, self.decode_defaults = settings, defaults, decode_defaults
-        self.selections = SelectionLog()
+        self.log = RequestLog()
         self.forecaster = Forecaster()
         self._guard = Guard(meter, enabled=settings.guard, entropy=settings.guard_entropy)
         self._preparation = Preparation(self.forecaster, self._guard, meter, keys=settings.affinity)
@@ -74,7 +74,7 @@ class Dispatcher:
             meter,
             self.forecaster,
             self.admission,
-            self.selections,
+            self.log,
             audit_share=settings.audit_share,
             has_home=settings.affinity,
         )
@@ -253,7 +253,7 @@ class Dispatcher:
         outcome.messages = rendered.message_spans
         explained = Explained(selection, options.selection, prepared.layout, timings, made)
         call, entry = outcome.call, Entry(prepared.size, explained)
-        self.selections.add(prepared.request_id, entry, call.request.key, call.request_id)
+        self.log.add(prepared.request_id, entry, call.request.key, call.request_id)
 
     def _record_answer(self, prepared: Prepared, outcome: Outcome, answer: AnswerRecord, ticket: Ticket) -> None:
         """Count and learn from a complete answer, and catch up what it was not made from."""

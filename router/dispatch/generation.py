@@ -65,7 +65,7 @@ class Generation:
         prepared, self._held = self._prepared, False
         record_migration(self._dispatcher.meter, migration)
         call = self._outcome.call
-        log, key = self._dispatcher.selections, call.request.key
+        log, key = self._dispatcher.log, call.request.key
         log.note_migration(prepared.request_id, prepared.size, migration, key, call.request_id)
 
     def _received(self, output: GenerateOutput) -> None:

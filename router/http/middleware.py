@@ -18,7 +18,6 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CURRENT, CallState, nothing
 from router.dispatch.tracing import TracedRequest, traced_request
-from router.explain.request_reports import RequestReports
 from router.http.body_fields import BodyFields, hinted_priority, is_skimmed, parse_body
 from router.http.body_limits import BodyBudget, check_headers, read_body
 from router.http.response import DeferredResponse, respond
@@ -37,8 +36,7 @@ _ADMITTED = ("/completions", "/responses", "/messages", "/select")
 class SkimMiddleware:
     """tracer: starts each request's span, which names `model`. intake: each request passes it.
 
-    reports: gets what is told of each request. What the dispatcher's admission refuses in any case is refused here,
-    before it costs any time.
+    What the dispatcher's admission refuses in any case is refused here, before it costs any time.
     """
 
     def __init__(
@@ -48,14 +46,13 @@ class SkimMiddleware:
         settings: RouterConfig,
         model: str = "",
         tracer: Tracer = NO_TRACER,
-        reports: RequestReports | None = None,
         intake: IntakeLock | None = None,
     ) -> None:
         self.app = app
         self._dispatcher, self._settings = dispatcher, settings
         self._tracer, self._model = tracer, model
         self._budget = BodyBudget(settings.body_memory_bytes)
-        self._reports, self._intake = reports or RequestReports(), intake or IntakeLock()
+        self._intake = intake or IntakeLock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -96,7 +93,9 @@ class SkimMiddleware:
     async def _pass_on(self, call: CallState, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the app answer the call."""
         token = CURRENT.set(call)
-        response = DeferredResponse(call, scope, receive, send, self._settings.keep_alive_s, self._reports.add)
+        response = DeferredResponse(
+            call, scope, receive, send, self._settings.keep_alive_s, self._dispatcher.log.add_report
+        )
         try:
             await self.app(scope, _replay(body, receive), response)
         except Exception:

@@ -33,7 +33,6 @@ from actors.observability.tracing import NO_TRACER, Tracer
 from router.admission.api_keys import ApiKeys
 from router.admission.intake_lock import IntakeLock
 from router.dispatch.dispatcher import Dispatcher
-from router.explain.request_reports import RequestReports
 from router.http.authentication import KeyMiddleware
 from router.http.middleware import SkimMiddleware
 from router.options.errors import HttpError
@@ -76,10 +75,9 @@ async def build_openai_app(
     model: ServedModel,
     settings: RouterConfig,
     tracer: Tracer = NO_TRACER,
-    reports: RequestReports | None = None,
     intake: IntakeLock | None = None,
 ) -> FastAPI:
-    """The HTTP app. reports, intake: as in `SkimMiddleware`. Its `state.metrics` are its FrontMetrics.
+    """The HTTP app. intake: as in `SkimMiddleware`. Its `state.metrics` are its FrontMetrics.
 
     Raises SkimError for another version of vLLM, for options that vLLM refuses, and if
     `settings.api_keys_file` cannot be read. The keys of vLLM's own options hold, too.
@@ -110,7 +108,6 @@ async def build_openai_app(
             settings=settings,
             model=model.names[0],
             tracer=tracer,
-            reports=reports,
             intake=intake,
         )
     )

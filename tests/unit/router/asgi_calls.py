@@ -11,7 +11,7 @@ from router.admission.controller import Admission
 from router.admission.rate_limits import Caller, KeyUse
 from router.dispatch.request import Prompt
 from router.dispatch.state import CURRENT
-from router.explain.request_reports import RequestReports
+from router.explain.log import RequestLog
 from router.http.middleware import SkimMiddleware
 from router.options.errors import HttpError
 from router.options.request import PrefillOptions, SpeculationOptions
@@ -29,10 +29,10 @@ def caller(name, **fields):
     return Caller(key, KeyUse(key))
 
 
-def middleware(app, settings=None, admission=None, **options):
+def middleware(app, settings=None, admission=None, log=None, **options):
     """The middleware around `app`, of a dispatcher that runs nothing. options: further arguments of SkimMiddleware."""
-    admission = admission or Admission(LocalMeter())
-    dispatcher = SimpleNamespace(defaults=DEFAULTS, decode_defaults=SpeculationOptions(), admission=admission)
+    admission, log = admission or Admission(LocalMeter()), log or RequestLog()
+    dispatcher = SimpleNamespace(defaults=DEFAULTS, decode_defaults=SpeculationOptions(), admission=admission, log=log)
     return SkimMiddleware(app, dispatcher, settings or RouterConfig(), **options)
 
 
@@ -45,8 +45,8 @@ class Call:
             {"type": "http.request", "body": chunk, "more_body": i < len(chunks) - 1} for i, chunk in enumerate(chunks)
         ]
         self._scope = {"type": scope_type, "method": method, "path": "/", "headers": list(headers)}
-        self.reports = RequestReports()
-        self._app = middleware(app, RouterConfig(keep_alive_s=keep_alive_s), reports=self.reports)
+        self._app = middleware(app, RouterConfig(keep_alive_s=keep_alive_s), log=(log := RequestLog()))
+        self.report = log.report
 
     async def run(self):
         async def receive():

@@ -19,8 +19,6 @@ from demo_models.documents import DemoDocument, make_document
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle
 from kv_transfer.wire.codec import decode, encode
 from router.dispatch.dispatcher import Dispatcher
-from router.explain.request_reports import RequestReports
-from router.explain.selection_log import ExplainView
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.pools.interface import unwatched
@@ -122,17 +120,15 @@ async def served() -> AsyncIterator[SimpleNamespace]:
         settings,
         LocalMeter(),
     )
-    switch, reports = SwitchedTracer(), RequestReports()
+    switch = SwitchedTracer()
     folder = str(MODELS / "target")
     app = await build_openai_app(
         dispatcher,
         ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, {"dtype": "float32"}),
         settings,
         switch,
-        reports,
     )
-    ExplainView(dispatcher.selections).add_route(app)
-    reports.add_route(app)
+    dispatcher.log.add_routes(app)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
         yield SimpleNamespace(client=client, app=app, dispatcher=dispatcher, switch=switch)

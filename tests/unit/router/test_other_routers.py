@@ -11,8 +11,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 
 from router import deployment
 from router.deployment import RouterDeployment
-from router.explain.request_reports import RequestReports
-from router.explain.selection_log import Entry, ExplainView, SelectionLog
+from router.explain.log import Entry, RequestLog
 from router.http.startup import StartingApp
 from router.options.settings import RouterConfig
 from router.pools.availability import Replicas
@@ -63,9 +62,9 @@ async def test_the_entry_of_any_router_is_found(ask):
 
 async def test_a_router_gives_what_it_holds():
     router = object.__new__(RouterDeployment)
-    router._reports, router._view = RequestReports(), ExplainView(SelectionLog())
-    router._reports.add("r1", {"a": "b"}, "team")
-    router._view._log.add("r2", Entry(7), "team")
+    router._dispatcher = SimpleNamespace(log=RequestLog())
+    router._dispatcher.log.add_report("r1", {"a": "b"}, "team")
+    router._dispatcher.log.add("r2", Entry(7), "team")
     assert json.loads(await router.held("report", "r1", "team"))["headers"] == {"a": "b"}
     assert json.loads(await router.held("selection", "r2", "team"))["prompt_tokens"] == 7
     assert await router.held("report", "r2", "team") is await router.held("selection", "r1", "team") is None
@@ -77,12 +76,6 @@ async def test_a_router_gives_what_it_holds():
 )
 async def test_routers_that_are_gone_have_none(ask, replies):
     assert await ask(replies) is None
-
-
-async def test_a_router_that_starts_holds_nothing():
-    starting = object.__new__(RouterDeployment)
-    starting._view = None
-    assert await starting.held("selection", "r1") is None
 
 
 @pytest.fixture

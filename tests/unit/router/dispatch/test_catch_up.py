@@ -206,7 +206,7 @@ async def test_which_requests_read_it():
     recorded = dispatcher.meter.recorded
     assert len(recorded["skim_router_requests_total"]) == 1
     assert sum(value for value, _ in recorded["skim_router_catch_up_tokens_total"]) == 3004
-    held = dispatcher.selections.get("r").as_json()
+    held = dispatcher.log.get("r").as_json()
     assert held["decision"]["catch_up"] == first.header
     assert held["catch_up"]["state"] == "done"
     assert held["catch_up"]["tokens"] == held["catch_up"]["of"] == 3004
@@ -532,7 +532,7 @@ async def test_a_key_pays_for_its_prompt_once():
     await turn(dispatcher, tokens(1, SIZE), caller=a_caller("k", use))
     await settled(dispatcher)
     assert (use.spent, ended(dispatcher)) == ([SIZE], ["done"])
-    assert dispatcher.selections.get("r", "k").as_json()["catch_up"]["state"] == "done"
+    assert dispatcher.log.get("r", "k").as_json()["catch_up"]["state"] == "done"
 
 
 @pytest.mark.parametrize(("deaths", "outcome"), [(1, "done"), (2, "failed")])
@@ -619,7 +619,7 @@ def test_what_the_dense_model_would_have_answered_is_measured(rank, outcome):
         [(share, tags)] = dispatcher.meter.recorded["skim_router_audit_agreement"]
         assert (share, tags) == (float(rank == 1), {"kind": "text"})
         assert dispatcher.meter.recorded["skim_router_audits_total"] == [(1, {"outcome": outcome, "kind": "text"})]
-        assert dispatcher.selections.get("r").as_json()["catch_up"]["agreement"] == share
+        assert dispatcher.log.get("r").as_json()["catch_up"]["agreement"] == share
 
     virtual_time.run(run())
 

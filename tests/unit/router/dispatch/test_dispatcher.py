@@ -57,7 +57,7 @@ async def test_the_target_reads_late_units_in_the_order_of_its_cache(room, lengt
     ran = await run(pools, prompt(), keep_rate=0.25)
     read = pools.generates[0].prompt
     assert (read.is_ascending, read.context_length) == (length > 600, length)
-    shown = ran.dispatcher.selections.get("r").explained.selection.kept
+    shown = ran.dispatcher.log.get("r").explained.selection.kept
     assert read.token_ids.tolist() == shown.token_ids.tolist() == [IDS[i] for i in shown.positions]
     assert (shown.is_ascending, shown.context_length) == (False, 600)
 
@@ -156,7 +156,7 @@ async def test_a_failed_selection_runs_dense(error):
     assert (ran.outcome.mode, ran.outcome.reason, ran.outcome.kept_tokens) == ("dense", "speculator-error", 600)
     assert pools.generates[0].prompt.is_dense
     assert ran.outputs[-1].finished
-    assert ran.dispatcher.selections.get("r") is None
+    assert ran.dispatcher.log.get("r") is None
 
 
 async def test_a_pool_that_is_down_is_named_as_the_reason_also_of_a_speculator_that_never_started():
@@ -365,7 +365,7 @@ async def test_a_region_travels_with_its_rate_and_is_no_reason_to_keep_all():
     assert ran.outcome.reason == "requested"
     assert pools.selects[0].layout.rate_spans.tolist() == [[6, 406]]
     assert pools.selects[0].layout.rates.tolist() == [0.5]
-    assert ran.dispatcher.selections.get("r").explained.as_json()["rate_spans"] == [[6, 406, 0.5]]
+    assert ran.dispatcher.log.get("r").explained.as_json()["rate_spans"] == [[6, 406, 0.5]]
     kept = pools.generates[0].prompt.positions
     assert ((kept >= 6) & (kept < 406)).sum() == 200
     assert (np.bincount((kept[(kept >= 6) & (kept < 406)] - 6) // 20) % 20 == 0).all()  # whole lines

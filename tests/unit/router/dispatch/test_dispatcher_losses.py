@@ -57,7 +57,7 @@ async def test_a_lost_replica_is_seen_in_metrics_and_explain_view_only():
     assert answer_of(ran) == answer_of(quiet)
     assert counted(ran.dispatcher, "skim_router_migrations_total", cause="drained") == 2
     assert counted(ran.dispatcher, "skim_router_replayed_tokens_total") == 5 + 8
-    entry = ran.dispatcher.selections.get("r").as_json()
+    entry = ran.dispatcher.log.get("r").as_json()
     assert entry["migrations"] == [{"cause": "drained", "answered": count} for count in (5, 8)]
     assert "kept_spans" in entry
     assert ran.outcome.timings.keys() == quiet.outcome.timings.keys()
@@ -66,7 +66,7 @@ async def test_a_lost_replica_is_seen_in_metrics_and_explain_view_only():
 async def test_a_dense_request_gets_an_entry_in_the_explain_view_when_it_moves():
     ran = await run(LosingPools(2), prompt(sampling={"max_tokens": 4, "seed": 3}), enabled=False)
     move = {"cause": "died", "answered": 2}
-    assert ran.dispatcher.selections.get("r").as_json() == {
+    assert ran.dispatcher.log.get("r").as_json() == {
         "prompt_tokens": 600,
         "kept_tokens": 600,
         "migrations": [move],

@@ -6,67 +6,67 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from router.explain.request_reports import MAX_BYTES, MAX_REPORTS, RequestReports
+from router.explain.log import MAX_REPORT_BYTES, MAX_REPORTS, RequestLog
 from router.http.response import MAX_VALUE_CHARS, bounded
 
 
 async def test_the_latest_reports_are_held():
-    reports = RequestReports()
+    reports = RequestLog()
     for number in range(MAX_REPORTS + 1):
-        reports.add(f"r{number}", {"x-skim-mode": "dense"})
-    assert reports.held("r0") is None
-    reports.add("r1", {"x-skim-mode": "speculative"})
-    reports.add("new", {})
-    assert json.loads(reports.held("r1")) == {"id": "r1", "headers": {"x-skim-mode": "speculative"}}
-    assert reports.held("r2") is None
+        reports.add_report(f"r{number}", {"x-skim-mode": "dense"})
+    assert reports.report("r0") is None
+    reports.add_report("r1", {"x-skim-mode": "speculative"})
+    reports.add_report("new", {})
+    assert json.loads(reports.report("r1")) == {"id": "r1", "headers": {"x-skim-mode": "speculative"}}
+    assert reports.report("r2") is None
 
 
 @pytest.mark.parametrize(("name", "values"), [("r", {"x": "1, " * 2**19}), ("r" * 2**20, {})])
 async def test_long_reports_are_bounded_by_their_bytes(name, values):
     """Values of many prompts, or long names. Control: as many short ones are all held."""
-    reports, short = RequestReports(), RequestReports()
+    reports, short = RequestLog(), RequestLog()
     for number in range(64):
-        reports.add(f"{number}{name}", values)
-        short.add(f"{number}", {})
-    assert all(short.held(f"{number}") for number in range(64))
-    sizes = [len(found) for number in range(64) if (found := reports.held(f"{number}{name}"))]
-    assert 0 < sum(sizes) <= MAX_BYTES < 64 * sizes[-1]
-    assert reports.held(f"63{name}")
-    reports.add("r", {"x": "y" * MAX_BYTES})
-    assert reports.held("r") is None
+        reports.add_report(f"{number}{name}", values)
+        short.add_report(f"{number}", {})
+    assert all(short.report(f"{number}") for number in range(64))
+    sizes = [len(found) for number in range(64) if (found := reports.report(f"{number}{name}"))]
+    assert 0 < sum(sizes) <= MAX_REPORT_BYTES < 64 * sizes[-1]
+    assert reports.report(f"63{name}")
+    reports.add_report("r", {"x": "y" * MAX_REPORT_BYTES})
+    assert reports.report("r") is None
 
 
 @pytest.mark.parametrize("name", ["r", "r-0", "r_0"])
 async def test_it_is_found_by_the_id_in_the_body(name):
-    reports = RequestReports()
-    reports.add(name, {})
-    assert json.loads(reports.held("r")) == {"id": "r", "headers": {}}
+    reports = RequestLog()
+    reports.add_report(name, {})
+    assert json.loads(reports.report("r")) == {"id": "r", "headers": {}}
 
 
 def test_another_key_finds_nothing():
-    reports = RequestReports()
-    reports.add("r", {}, "team")
-    assert reports.held("r") is None
-    assert reports.held("r", "other") is None
-    assert json.loads(reports.held("r", "team")) == {"id": "r", "headers": {}}
+    reports = RequestLog()
+    reports.add_report("r", {}, "team")
+    assert reports.report("r") is None
+    assert reports.report("r", "other") is None
+    assert json.loads(reports.report("r", "team")) == {"id": "r", "headers": {}}
 
 
 def test_a_key_removes_its_own_reports():
-    reports = RequestReports()
-    reports.add("r", {}, "few")
+    reports = RequestLog()
+    reports.add_report("r", {}, "few")
     for number in range(MAX_REPORTS + 1):
-        reports.add(f"{number}", {}, "many")
-    assert reports.held("r", "few")
-    assert reports.held("0", "many") is None
+        reports.add_report(f"{number}", {}, "many")
+    assert reports.report("r", "few")
+    assert reports.report("0", "many") is None
 
 
 async def test_another_router_is_asked():
-    async def ask_others(request_id, key):
+    async def ask_others(part, request_id, key):
         return '{"id": "far"}' if request_id == "far" else None
 
-    app, reports = FastAPI(), RequestReports()
-    reports.add("near", {"a": "b"})
-    reports.add_route(app, ask_others)
+    app, reports = FastAPI(), RequestLog()
+    reports.add_report("near", {"a": "b"})
+    reports.add_routes(app, ask_others)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x") as client:
         assert (await client.get("/v1/requests/near")).json() == {"id": "near", "headers": {"a": "b"}}
         assert (await client.get("/v1/requests/far")).json() == {"id": "far"}

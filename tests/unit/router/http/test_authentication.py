@@ -9,7 +9,6 @@ import pytest_asyncio
 
 from router.admission.api_keys import ApiKeys
 from router.admission.ticket import OverloadedError
-from router.explain.selection_log import ExplainView
 from router.http.authentication import KeyMiddleware
 from router.options.settings import RouterConfig
 from router.vllm_front.app import ServedModel, build_openai_app
@@ -34,7 +33,7 @@ async def guarded(served, tmp_path_factory):
         ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, options),
         RouterConfig(api_keys_file=str(file)),
     )
-    ExplainView(served.dispatcher.selections).add_route(app)
+    served.dispatcher.log.add_routes(app)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
         yield SimpleNamespace(client=client, app=app, file=file)

@@ -97,7 +97,7 @@ def seen(call):
 
 def reported(call):
     """The values that `GET /v1/requests/{id}` tells."""
-    return json.loads(call.reports.held("r"))["headers"]
+    return json.loads(call.report("r"))["headers"]
 
 
 def test_a_silent_stream_is_opened_and_kept_alive_until_the_first_token():
@@ -140,7 +140,7 @@ def test_nothing_is_reported_before_the_first_token():
     seen_before = []
 
     def look(context):
-        seen_before.append(call.reports.held("r"))
+        seen_before.append(call.report("r"))
 
     call = Call(
         Streaming(begun, admitted, 11.0, decided("dense"), look, answering, TOKEN, look, DONE), keep_alive_s=10.0

@@ -11,7 +11,7 @@ from kv_transfer.layout import NO_LAYOUT
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
 from router.explain.explained import Explained
-from router.explain.selection_log import CALL_SHARE, Entry, ExplainView, SelectionLog
+from router.explain.log import CALL_SHARE, Entry, RequestLog
 from tests.unit.kv_transfer.layouts import layout_of
 from tests.unit.router.conftest import LocalPools
 from tests.unit.router.dispatching import prompt, run
@@ -24,7 +24,7 @@ def entry(tokens=10):
 
 async def test_the_explanation_adds_up():
     ran = await run(pools := LocalPools(), prompt(), keep_rate=0.1, protected_spans=[[0, 3]])
-    entry = ran.dispatcher.selections.get("r").as_json()
+    entry = ran.dispatcher.log.get("r").as_json()
     positions = np.concatenate([np.arange(start, end) for start, end in entry["kept_spans"]])
     assert positions.tolist() == pools.generates[0].prompt.positions.tolist()
     assert all(end < start for (_, end), (start, _) in zip(entry["kept_spans"], entry["kept_spans"][1:], strict=False))
@@ -41,7 +41,7 @@ async def test_the_explanation_adds_up():
 
 
 def test_the_log_holds_the_latest_selections():
-    log = SelectionLog(max_calls=2)
+    log = RequestLog(max_calls=2)
     for number, name in enumerate(("a-0", "b_0", "c")):
         log.add(name, entry(10 + number))
     assert log.get("a") is None
@@ -55,7 +55,7 @@ def test_the_log_is_bounded_in_bytes():
     made = entry(100).explained
     layout = layout_of(regions=[(0, 1, 0.5)] * 9, units=range(50))
     assert replace(made, layout=layout).nbytes == one + 9 * (2 * 4 + 4) + 4 * 50
-    log = SelectionLog(max_bytes=3 * (one + 2))  # with the names of the call and of its prompt
+    log = RequestLog(max_bytes=3 * (one + 2))  # with the names of the call and of its prompt
     for name in "abcd":
         log.add(name, entry(100))
         log.add(name, entry(100))  # the same again: not counted twice
@@ -65,7 +65,7 @@ def test_the_log_is_bounded_in_bytes():
 
 
 def test_a_call_has_one_place_and_a_key_its_share():
-    log = SelectionLog(max_calls=4)
+    log = RequestLog(max_calls=4)
     for key in ("a", "b"):
         log.add("old", entry(), key)
     for number in reversed(range(1024)):  # in any order
@@ -80,7 +80,7 @@ def test_a_call_has_one_place_and_a_key_its_share():
 
 
 def test_a_call_of_many_prompts_has_a_part_of_the_log():
-    log = SelectionLog(max_bytes=CALL_SHARE * 4000)
+    log = RequestLog(max_bytes=CALL_SHARE * 4000)
     for number in range(100):
         log.add(f"many-{number}", entry(10), call="many-0")  # 80 bytes and the name
     held = [number for number in range(100) if log.get(f"many-{number}")]
@@ -90,16 +90,16 @@ def test_a_call_of_many_prompts_has_a_part_of_the_log():
 @pytest.fixture
 async def other_routers():
     """A client of one router that knows another one; the ids that the other was asked for."""
-    others, asked, log = SelectionLog(), [], SelectionLog()
+    others, asked, log = RequestLog(), [], RequestLog()
     log.add("mine", entry(10))
     others.add("theirs", entry(20))
 
-    async def ask(request_id, key):
+    async def ask(part, request_id, key):
         asked.append(request_id)
-        return await ExplainView(others).held(request_id, key)
+        return await others.held(part, request_id, key)
 
     app = FastAPI()
-    ExplainView(log).add_route(app, ask)
+    log.add_routes(app, ask)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://router") as client:
         yield client, asked
 
@@ -122,7 +122,7 @@ async def test_what_no_router_holds_is_a_404_with_one_sentence(other_routers):
 
 
 def test_two_keys_may_choose_the_same_id():
-    log = SelectionLog()
+    log = RequestLog()
     log.add("x", entry(10), "a")
     log.add("x", entry(20), "b")
     assert [log.get("x", key).prompt_tokens for key in "ab"] == [10, 20]
@@ -130,8 +130,8 @@ def test_two_keys_may_choose_the_same_id():
 
 
 async def test_without_other_routers_only_its_own_log_is_asked():
-    log, app = SelectionLog(), FastAPI()
-    ExplainView(log).add_route(app)
+    log, app = RequestLog(), FastAPI()
+    log.add_routes(app)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://router") as client:
         assert (await client.get("/v1/requests/x/selection")).status_code == 404
         log.add("x", entry(7))
