@@ -99,7 +99,7 @@ _ALL = (
     Metric(
         "skim_router_guard_total",
         "counter",
-        "verdicts of the guard on prompts that would run speculative: compressed, more or dense, by reason",
+        "verdicts of the guard on prompts that would run speculative: compressed or dense, by reason",
         ("verdict", "reason"),
     ),
     Metric(

@@ -21,7 +21,7 @@ class Row(NamedTuple):
 
 SPECULATOR_SCORES = ("scoring", "layers", "aggregation", "look_ahead", "read", "read_again", "window_tokens")
 ANSWERS = (
-    "admission_timeout_s", "audit_share", "catch_up", "guard", "guard_entropy", "keep_alive_s", "migration",
+    "admission_timeout_s", "audit_share", "catch_up", "guard", "keep_alive_s", "migration",
     "speculative_prefill",
 )  # fmt: skip
 DRAFTS = ("max_draft_tokens", "adaptive", "draft_context")
@@ -37,7 +37,6 @@ ROWS = (
     Row("router", ("audit_share", "catch_up"),
         lambda c: c.router.catch_up != "off" and c.target.engine_options.get("enable_prefix_caching") is False,
         "target.engine_options.enable_prefix_caching: false"),
-    Row("router", ("guard_entropy",), lambda c: not c.router.guard, "router.guard: false"),
     Row("router", ANSWERS, lambda c: c.router.select_only, "router.select_only"),
     Row("decode", ("method", *DRAFTS), lambda c: c.router.select_only, "router.select_only"),
     Row("decode", DRAFTS, lambda c: c.decode.method == "none", "decode.method: none"),

@@ -115,9 +115,6 @@ def _facts(explanation: Mapping[str, Any]) -> list[tuple[str, str]]:
         facts.append((f"{explanation['reused_tokens']:,}", "from an earlier kept prompt"))
     if read := explanation.get("catch_up"):
         facts.append((f"{read['tokens']:,}", f"of {read['of']:,} read after the answer ({visible(read['state'])})"))
-    decision = explanation.get("decision") or {}
-    if guard := decision.get("guard"):
-        facts.append(("guard:", f"more was kept for a question of the kind {visible(guard)}"))
     return facts
 
 

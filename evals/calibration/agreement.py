@@ -4,9 +4,6 @@ from collections import Counter
 
 from kv_transfer.arrays import Int32Array
 
-AGREES = 0.5
-"""An overlap of at least this counts as the same answer: a starting value."""
-
 
 def agreement(answer: Int32Array, other: Int32Array) -> float:
     """The normalised token overlap of two answers (token ids, int32 [A] and [B]), 0 to 1; 1 for equal answers.

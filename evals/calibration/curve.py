@@ -1,4 +1,4 @@
-"""How much must be kept for a wanted agreement with the dense answers, and when a prompt should run dense."""
+"""How much must be kept for a wanted agreement with the dense answers."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,30 +8,25 @@ import numpy as np
 import torch
 
 from cluster.in_process.async_pair import AsyncPair
-from evals.calibration.agreement import AGREES, agreement
+from evals.calibration.agreement import agreement
 from evals.calibration.prompts import CalibrationPrompt
 from kv_transfer.arrays import Float32Array, Int32Array
-from kv_transfer.messages import FINAL_ONLY, KeptPrompt, Selection
+from kv_transfer.messages import FINAL_ONLY, KeptPrompt
 from kv_transfer.options import AUTO, SelectionOptions
-from router.decision.guard import signals
 from speculator_service.scoring.selection import select
-from speculator_service.scoring.units import unit_means
 
 COVERAGES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-MOST_DENSE = 0.2
-"""The largest share of the prompts that the limit of the entropy may send dense."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One prompt. kept, agreement: by coverage, in the order of COVERAGES: the share of the tokens that the target
-    read, and the agreement with the dense answer. entropy: of the units' scores; None where the guard does not judge.
+    read, and the agreement with the dense answer.
     """
 
     name: str
     kept: tuple[float, ...]
     agreement: tuple[float, ...]
-    entropy: float | None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -49,13 +44,10 @@ async def observe(
         key = one.positions.tobytes()
         if key not in answers:
             answers[key] = await _answer(pair, one, max_tokens)
-    scores = unit_means(importance, prompt.layout.unit_starts(ids.size, options)).astype(np.float32)
-    found = signals(Selection(kept[0], 0.0, unit_scores=scores), options, prompt.layout)
     return Observation(
         prompt.name,
         tuple(one.token_ids.size / ids.size for one in kept),
         tuple(agreement(answers[one.positions.tobytes()], dense) for one in kept),
-        found.get("entropy"),
     )
 
 
@@ -70,21 +62,6 @@ def wanted_coverage(observations: Sequence[Observation], wanted: float) -> float
     enough = np.flatnonzero(means < wanted)
     first = int(enough[-1]) + 1 if enough.size else 0
     return COVERAGES[first] if first < len(COVERAGES) else None
-
-
-def entropy_limit(observations: Sequence[Observation], coverage: float) -> float | None:
-    """The entropy above which prompts run dense: the limit that sends the most disagreeing answers dense, less the
-    agreeing ones, and at most MOST_DENSE of all prompts. None if no limit sends more disagreeing ones than others.
-    """
-    place = COVERAGES.index(coverage)
-    judged = [(one.entropy, one.agreement[place] < AGREES) for one in observations if one.entropy is not None]
-    best, limit = 0, None
-    for candidate, _ in judged:
-        above = [differs for entropy, differs in judged if entropy > candidate]
-        gain = sum(above) - (len(above) - sum(above))
-        if gain > best and len(above) <= MOST_DENSE * len(observations):
-            best, limit = gain, candidate
-    return None if limit is None else round(limit, 4)
 
 
 def _kept(prompt: CalibrationPrompt, importance: Float32Array, options: SelectionOptions) -> KeptPrompt:

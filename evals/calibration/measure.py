@@ -1,4 +1,4 @@
-"""The measurement behind `skim calibrate`: for one pair, how to score, how much to keep, and when to run dense.
+"""The measurement behind `skim calibrate`: for one pair, how to score and how much to keep.
 
 1. Chunk recall of several ways of scoring, on generated prompts whose evidence is known (`calibration_recall`).
 2. With the best way, the answers at several coverages beside the dense answers, on the user's prompts or the generated
@@ -21,7 +21,7 @@ import torch
 from benchmarks.harness.json_lines import JsonLines
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
-from evals.calibration.curve import COVERAGES, Observation, entropy_limit, observe, wanted_coverage
+from evals.calibration.curve import COVERAGES, Observation, observe, wanted_coverage
 from evals.calibration.prompts import TASKS, CalibrationPrompt, from_file, generated
 from evals.calibration.recall import JUDGED, Recall, beside_lexical, best_way, recalls
 from evals.run.ask import load_tokenizer, model_name
@@ -63,7 +63,7 @@ def run(settings: CalibrationSettings, progress: Progress = silent) -> dict[str,
     """Measure. Raises SkimError.
 
     `recall`: mean recall by way and keep rate. `way`: the best one. `curve`: by coverage, the kept share and the
-    agreement (means). `selection`, `guard_entropy`: what is written to the config. `lexical`: one sentence about BM25.
+    agreement (means). `selection`: what is written to the config. `lexical`: one sentence about BM25.
     """
     if not 0 < settings.agreement <= 1:
         raise SkimError(f"the wanted agreement must be in (0, 1], not {settings.agreement:g}")
@@ -111,7 +111,6 @@ def run(settings: CalibrationSettings, progress: Progress = silent) -> dict[str,
         "observations": [one.to_json() for one in observations],
         "reached": coverage is not None,
         "selection": {"keep_rate": AUTO, "coverage": chosen, **WAYS[way]},
-        "guard_entropy": entropy_limit(observations, chosen),
     }
 
 
@@ -159,9 +158,7 @@ async def _measure(
                 return (await observe(pair, prompt, importance.numpy(), options, settings.max_tokens)).to_json()
 
             found = await journal.once(["answers", _digest(prompt), way], observed)
-            observations.append(
-                Observation(found["name"], tuple(found["kept"]), tuple(found["agreement"]), found["entropy"])
-            )
+            observations.append(Observation(found["name"], tuple(found["kept"]), tuple(found["agreement"])))
             went("answers", 4)
         return recall, way, observations
     finally:
@@ -215,11 +212,6 @@ def describe(result: dict[str, Any]) -> str:
             f" {settings['bounds'][0]:g} to {settings['bounds'][1]:g}; the largest, {chosen['coverage']:g}, has:"
             f" {agreed}. Raise max_keep, use a larger speculator, or run dense."
         )
-    limit = result["guard_entropy"]
-    if limit is None:
-        words.append("The entropy of the scores does not tell which answers differ: the guard does not judge it.")
-    else:
-        words.append(f"The guard runs prompts dense whose entropy is over {limit:g}.")
     return "\n".join(words)
 
 

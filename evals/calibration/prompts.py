@@ -13,7 +13,7 @@ from evals.selection.prompts import decision_of
 from evals.selection.prompts import render as render_sample
 from evals.tasks.registry import Sample, make_samples
 from kv_transfer.layout import TextLayout
-from router.decision.guard import task_kind
+from router.decision.guard import needs_whole_text
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import InvalidRequestError, SkimError
@@ -100,8 +100,7 @@ def why_dense(prompt: RenderedPrompt, options: PrefillOptions) -> str:
     decision = decision_of(prompt, options)
     if not decision.speculative:
         return decision.reason
-    kind = task_kind(prompt.task_text(prompt.spans(options).layout))
-    return f"guard-{kind.name}" if kind is not None and kind.verdict == "dense" else ""
+    return "guard-whole-text" if needs_whole_text(prompt.task_text(prompt.spans(options).layout)) else ""
 
 
 def _asked(line: str, where: str) -> Any:

@@ -43,7 +43,7 @@ def calibrate(
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
-    """Find how to score, how much to keep and when to run dense, for one pair and your own prompts."""
+    """Find how to score and how much to keep, for one pair and your own prompts."""
     from cluster.commands.selection_flags import read_options
     from cluster.config.load import config_from_flags
     from evals.calibration import measure as calibration
@@ -88,12 +88,6 @@ def write_config(config: Path | None, target: str, speculator: str, result: dict
     for pool, model in (("target", target), ("speculator", speculator)):
         settings.setdefault(pool, {})["model"] = model
     settings["selection"] = {**(settings.get("selection") or {}), **result["selection"]}
-    router = settings.get("router") or {}
-    router.pop("guard_entropy", None)
-    if result["guard_entropy"] is not None:
-        router["guard_entropy"] = result["guard_entropy"]
-    if router:
-        settings["router"] = router
     head = f"# Written by `skim calibrate` from {result['prompts']} prompts.\n"
     try:
         output.write_text(head + yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")

@@ -20,13 +20,7 @@ from evals.guard.train import as_weights, train
 from evals.guard.wordings import HELD_OUT, LATER, TRAINED, Wording, filled, plain
 from evals.questions.file import read_questions
 from router.decision import whole_text
-from router.decision.guard import task_kind
-
-
-def is_dense(text: str) -> bool:
-    """Whether the guard sends this task dense."""
-    kind = task_kind(text)
-    return kind is not None and kind.verdict == "dense"
+from router.decision.guard import needs_whole_text
 
 
 def table(wordings: Sequence[Wording], dense: Callable[[Wording], bool]) -> str:
@@ -54,7 +48,7 @@ def unseen(path: Path) -> str:
     for language in dict.fromkeys(wording.language for wording in wordings):
         trained = as_weights(*train(list(filled(TRAINED, random.Random(0), without=[language]))))
         whole_text.weights = lambda trained=trained: trained  # type: ignore[assignment]
-        verdicts |= {wording: is_dense(wording.text) for wording in wordings if wording.language == language}
+        verdicts |= {wording: needs_whole_text(wording.text) for wording in wordings if wording.language == language}
     whole_text.weights = known
     return table(wordings, verdicts.__getitem__)
 
@@ -68,7 +62,7 @@ def shares(tasks: Iterable[tuple[str, str]]) -> str:
     """A line for each set. tasks: set and text of each."""
     found: defaultdict[str, list[bool]] = defaultdict(list)
     for name, text in tasks:
-        found[name].append(is_dense(text))
+        found[name].append(needs_whole_text(text))
     return "\n".join(f"{name}: {100 * sum(dense) / len(dense):.0f} % of {len(dense)}" for name, dense in found.items())
 
 
@@ -81,6 +75,6 @@ if __name__ == "__main__":
         print(shares((BFCL, text) for text in bfcl_requests(Path(sys.argv[sys.argv.index("--bfcl") + 1]))))
         sys.exit()
     for path in (HELD_OUT, LATER):
-        print(f"{path.name}\n\n" + table(plain(path), lambda wording: is_dense(wording.text)) + "\n")
+        print(f"{path.name}\n\n" + table(plain(path), lambda wording: needs_whole_text(wording.text)) + "\n")
         if "--unseen" in sys.argv:
             print(f"{path.name}, the language left out of the training\n\n{unseen(path)}\n")

@@ -7,16 +7,14 @@ default is a request with that keep rate.
 from collections.abc import Sequence
 from typing import Any
 
-from cluster.in_process.pools import Unmetered
 from cluster.in_process.prompts import render
 from evals.questions.samples import QuestionSample
 from evals.run.ask import Case, Engines
 from evals.selection.prompts import decision_of, template_messages
-from evals.selection.selectors import DENSE, SELECTORS, Reading, Selector, advised, keep_guarded
+from evals.selection.selectors import DENSE, SELECTORS, Reading, Selector, default_options, keep_guarded
 from evals.tasks.registry import Sample
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
-from router.decision.guard import Guard
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
 
@@ -104,4 +102,4 @@ class QuestionEngines(Engines):
     def _explained_options(self, reading: Reading, name: str) -> SelectionOptions:
         if reading.options.fixed_rate:
             return reading.selection_options()
-        return advised(reading, Guard(Unmetered(), enabled=True)).options.selection
+        return default_options(reading).selection

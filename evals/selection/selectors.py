@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.in_process.async_pair import AsyncPair
-from cluster.in_process.pools import Unmetered
 from evals.selection import rankings
 from evals.selection.rankings import Preference
 from evals.tasks.registry import Sample
@@ -22,7 +21,7 @@ from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import KeptPrompt, Selection, SelectRequest
 from kv_transfer.options import AUTO, SelectionOptions
-from router.decision.guard import Advice, Guard
+from router.decision.guard import needs_whole_text
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
 
@@ -66,11 +65,9 @@ class Reading:
         return await self.pair.select(request)
 
 
-def advised(reading: Reading, guard: Guard, **changes: Any) -> Advice:
-    """The guard's advice on the prompt with `keep_rate: auto` as the deployment's default. changes: of the options."""
-    # No field counts as set: the guard obeys a request that says how much to keep.
-    defaults = reading.options.model_copy(update={"keep_rate": AUTO, "reuse": "off", **changes}).model_dump()
-    return guard.advise(PrefillOptions.model_construct(set(), **defaults), reading.prompt.task_text(reading.layout))
+def default_options(reading: Reading, **changes: Any) -> PrefillOptions:
+    """The prompt's options with `keep_rate: auto` as the deployment's default. changes: of the other options."""
+    return reading.options.model_copy(update={"keep_rate": AUTO, "reuse": "off", **changes})
 
 
 async def keep_guarded(reading: Reading, **changes: Any) -> KeptPrompt:
@@ -78,14 +75,10 @@ async def keep_guarded(reading: Reading, **changes: Any) -> KeptPrompt:
 
     changes: of the other options.
     """
-    prompt, guard = reading.prompt, Guard(Unmetered(), enabled=True)
-    advice = advised(reading, guard, **changes)
-    if advice.verdict == "dense":
+    prompt = reading.prompt
+    if needs_whole_text(prompt.task_text(reading.layout)):
         return KeptPrompt.dense(prompt.token_ids)
-    selection = await reading.selected(advice.options.selection)
-    if guard.distrusts(advice, selection, reading.layout):
-        return KeptPrompt.dense(prompt.token_ids)
-    return selection.kept
+    return (await reading.selected(default_options(reading, **changes).selection)).kept
 
 
 Keep = Callable[[Reading], Awaitable[KeptPrompt]]

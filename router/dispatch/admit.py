@@ -59,9 +59,9 @@ def shed_load(prepared: Prepared, outcome: Outcome, ticket: Ticket, meter: Meter
 
 
 def _with_least_keep(prepared: Prepared, request: Request) -> PrefillOptions | None:
-    """The options with the smallest keep rate. None if they keep that, or if client or guard say how much is kept."""
+    """The options with the smallest keep rate. None if they keep that, or if the client says how much is kept."""
     options = prepared.options
     explicit = options.enabled != AUTO or says_how_much(options)
-    if explicit or request.keep_fields is not None or prepared.advice.verdict == "more":
+    if explicit or request.keep_fields is not None:
         return None
     return least_keep(options)

@@ -15,7 +15,6 @@ from router.admission.ticket import Ticket
 from router.decision.agreements import shape_of
 from router.decision.catch_up import stays_dense
 from router.decision.forecaster import Forecaster
-from router.decision.guard import Guard
 from router.decision.rules import CACHED, Decision
 from router.dispatch.admit import admit, asking, shed_load
 from router.dispatch.catch_up import CatchUps
@@ -32,7 +31,7 @@ from router.dispatch.selection import OR_LEXICAL, SelectionClient
 from router.dispatch.state import CallState, Outcome
 from router.dispatch.token_budget import TokenBudget
 from router.dispatch.tracing import note_tokenized
-from router.explain.explained import DecisionMade, Explained
+from router.explain.explained import Explained
 from router.explain.log import Entry, RequestLog
 from router.options.errors import RefusedError
 from router.options.request import PrefillOptions, SpeculationOptions
@@ -67,8 +66,7 @@ class Dispatcher:
         self.settings, self.defaults, self.decode_defaults = settings, defaults, decode_defaults
         self.log = RequestLog()
         self.forecaster = Forecaster()
-        self._guard = Guard(meter, enabled=settings.guard, entropy=settings.guard_entropy)
-        self._preparation = Preparation(self.forecaster, self._guard, meter, keys=settings.affinity)
+        self._preparation = Preparation(self.forecaster, meter, keys=settings.affinity, guard=settings.guard)
         self.admission = admission or Admission(meter)
         self.catch_ups = CatchUps(
             meter,
@@ -79,9 +77,7 @@ class Dispatcher:
             has_home=settings.affinity,
         )
         self.background = BackgroundTasks()
-        self._selection = SelectionClient(
-            settings.select_timeout_s, self.admission, self.forecaster, self._guard, self.background
-        )
+        self._selection = SelectionClient(settings.select_timeout_s, self.admission, self.forecaster, self.background)
 
     async def run(self, request_id: str, prompt: Prompt, call: CallState) -> AsyncGenerator[GenerateOutput, None]:
         """Stream the answer. Raises SkimError. Closing the generator aborts the request in both pools, as its deadline
@@ -217,13 +213,21 @@ class Dispatcher:
             known = prepared.forecast.known_dense if outcome.caught_up else 0
             if decision.speculative and stays_dense(decision, known, prepared.size):
                 decision = CACHED
-        if decision.speculative:
-            decision = self._guard.before(prepared.advice, decision)
-        kind = outcome.call.request.key, outcome.shape
-        if decision.speculative and prepared.advice.acts and not self.catch_ups.agreements.trusts(kind):
-            decision = self._guard.disagrees()
+        if decision.speculative and prepared.guarded:
+            decision = self._guarded(prepared, outcome, decision)
         outcome.decided(prepared, decision)
         return decision
+
+    def _guarded(self, prepared: Prepared, outcome: Outcome, decision: Decision) -> Decision:
+        """The guard's decision on a prompt that would run speculative."""
+        reason = "none"
+        if prepared.needs_whole_text:
+            reason = "whole-text"
+        elif not self.catch_ups.agreements.trusts((outcome.call.request.key, outcome.shape)):
+            reason = "agreement"
+        verdict = "compressed" if reason == "none" else "dense"
+        self.meter.record("skim_router_guard_total", 1, verdict=verdict, reason=reason)
+        return decision if reason == "none" else Decision(False, f"guard-{reason}")
 
     async def _select(
         self, prepared: Prepared, outcome: Outcome, decision: Decision, ticket: Ticket
@@ -247,9 +251,8 @@ class Dispatcher:
 
     def _explain(self, prepared: Prepared, outcome: Outcome, selection: Selection) -> None:
         """Hold the selection for the explain view."""
-        rendered, guard = prepared.prompt.rendered, str(outcome.notes.get("guard", ""))
-        made = DecisionMade(outcome.reason, guard, outcome.catch_up_state)
-        options, timings = prepared.options, dict(outcome.timings)
+        rendered, options, timings = prepared.prompt.rendered, prepared.options, dict(outcome.timings)
+        made = {"reason": outcome.reason, "catch_up": outcome.catch_up_state}
         outcome.messages = rendered.message_spans
         explained = Explained(selection, options.selection, prepared.layout, timings, made)
         call, entry = outcome.call, Entry(prepared.size, explained)

@@ -1,4 +1,4 @@
-"""What is known of a prompt before its mode is chosen: spans, what the rules say, the guard's advice, the forecast."""
+"""What is known of a prompt before its mode is chosen: spans, rules, guard and forecast."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,9 +7,9 @@ from actors.observability.meter import Meter
 from kv_transfer.messages import ADAPTER
 from kv_transfer.prefix_hash import block_hashes
 from kv_transfer.windows import WindowPlan
+from router.decision import guard
 from router.decision.cache_ledger import BLOCK_TOKENS
 from router.decision.forecaster import Forecaster
-from router.decision.guard import Advice, Guard
 from router.decision.rules import Decision, RequestTraits, decide
 from router.decision.window_reads import WindowReads
 from router.dispatch.apart import apart
@@ -26,24 +26,25 @@ class _Read(NamedTuple):
 
     spans: PromptSpans
     ruled: Decision
-    advice: Advice
+    guarded: bool
+    needs_whole_text: bool
     options: PrefillOptions
     windows: WindowReads | None
     hashes: Sequence[bytes]
 
 
 class Preparation:
-    """keys: calls prefer the replica of their prefix. The others are the dispatcher's."""
+    """keys: calls prefer the replica of their prefix. guard: it is on. The others are the dispatcher's."""
 
-    def __init__(self, forecaster: Forecaster, guard: Guard, meter: Meter, *, keys: bool) -> None:
-        self._forecaster, self._guard, self._meter = forecaster, guard, meter
+    def __init__(self, forecaster: Forecaster, meter: Meter, *, keys: bool, guard: bool) -> None:
+        self._forecaster, self._meter, self._guard = forecaster, meter, guard
         self._keys = PrefixKeys() if keys else None
 
     async def prepare(self, pools: Pools, request_id: str, prompt: Prompt, request: Request) -> Prepared:
         """Raises InvalidRequestError for spans that are not in the prompt."""
         rendered = prompt.rendered
         read = await apart(rendered.length, self._read, pools, prompt, request)
-        spans, ruled, advice, options, windows, hashes = read
+        spans, ruled, guarded, needs_whole_text, options, windows, hashes = read
         for pool, model in (("speculator", pools.speculator), ("target", pools.target)):
             if model is not None:
                 self._forecaster.know(pool, model, pools.replicas(pool))
@@ -56,23 +57,24 @@ class Preparation:
         if self._keys:
             affinity = self._keys.key(rendered.token_ids, spans.opening, salt, hashes=forecast.hashes)
         decode = request.decode_for(prompt.sampling)
-        return Prepared(prompt, request_id, options, decode, spans, ruled, advice, forecast, affinity)
+        return Prepared(
+            prompt, request_id, options, decode, spans, ruled, guarded, needs_whole_text, forecast, affinity
+        )
 
     def _read(self, pools: Pools, prompt: Prompt, request: Request) -> _Read:
-        """Read the text, perhaps in a thread. The guard advises only where the prompt does not run dense anyway."""
+        """Read the text, perhaps in a thread. The guard reads it only where the prompt does not run dense anyway."""
         rendered, speculator = prompt.rendered, pools.speculator
         spans = rendered.spans(request.options)
         layout, ruled = spans.layout, _rule(pools, prompt, request, spans)
-        advice = Advice(request.options, acts=False)
-        if ruled.speculative:
-            task = rendered.task_text(layout)
-            advice = self._guard.advise(request.options, task, explicit=request.keep_fields is not None)
-        may_drop = ~layout.fixed(rendered.size, advice.options.protect_last)
-        plan = WindowPlan.of(may_drop, layout, advice.options.window_tokens)
-        options = advice.options.for_prompt(windows=bool(speculator and speculator.has_head_profile and plan))
+        has_keep_fields = request.keep_fields is not None
+        guarded = self._guard and ruled.speculative and guard.acts(request.options, has_keep_fields=has_keep_fields)
+        needs_whole_text = guarded and guard.needs_whole_text(rendered.task_text(layout))
+        may_drop = ~layout.fixed(rendered.size, request.options.protect_last)
+        plan = WindowPlan.of(may_drop, layout, request.options.window_tokens)
+        options = request.options.for_prompt(windows=bool(speculator and speculator.has_head_profile and plan))
         windows = WindowReads.of(options, plan, rendered.size, layout.frame.head.size if layout.frame else 0)
         hashes = block_hashes(rendered.token_ids, BLOCK_TOKENS, prompt.cache_salt)
-        return _Read(spans, ruled, advice, options, windows, hashes)
+        return _Read(spans, ruled, guarded, needs_whole_text, options, windows, hashes)
 
 
 def _rule(pools: Pools, prompt: Prompt, request: Request, spans: PromptSpans) -> Decision:

@@ -15,7 +15,6 @@ from kv_transfer.messages import Envelope, GenerateRequest, KeptPrompt, is_seede
 from kv_transfer.options import DecodeOptions
 from router.admission.rate_limits import Caller
 from router.decision.forecast import Forecast
-from router.decision.guard import Advice
 from router.decision.rules import Decision
 from router.options.context_management import Edit
 from router.options.policies import SYSTEM_ROLES
@@ -101,8 +100,9 @@ class Prepared:
     """A prompt with what is known before its mode is chosen. What the load or a lost speculator changes makes another.
 
     request_id: the client may have chosen it, and knows it. options, decode: those that count for this prompt. spans:
-    their layout has units when the prompt is selected from. ruled: what the rules say. affinity: as in Envelope.
-    started: when it was prepared, in seconds of `time.perf_counter`.
+    their layout has units when the prompt is selected from. ruled: what the rules say. guarded: the guard may send it
+    dense. needs_whole_text: as the guard says of its task. affinity: as in Envelope. started: when it was prepared, in
+    seconds of `time.perf_counter`.
     """
 
     prompt: Prompt
@@ -111,7 +111,8 @@ class Prepared:
     decode: DecodeOptions
     spans: PromptSpans
     ruled: Decision
-    advice: Advice
+    guarded: bool
+    needs_whole_text: bool
     forecast: Forecast
     affinity: str = ""
     started: float = field(default_factory=time.perf_counter)

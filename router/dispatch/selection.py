@@ -1,4 +1,4 @@
-"""The selection of a prompt: the speculator pool's, judged by the guard."""
+"""The selection of a prompt by the speculator pool."""
 
 import asyncio
 import logging
@@ -12,7 +12,6 @@ from kv_transfer.options import AUTO
 from router.admission.controller import Admission
 from router.admission.ticket import Ticket
 from router.decision.forecaster import Forecaster
-from router.decision.guard import Guard
 from router.dispatch.apart import apart
 from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome
@@ -36,17 +35,16 @@ class SelectionClient:
         timeout_s: float,
         admission: Admission,
         forecaster: Forecaster,
-        guard: Guard,
         background: BackgroundTasks,
     ) -> None:
         self._timeout_s, self._background = timeout_s, background
-        self._admission, self._forecaster, self._guard = admission, forecaster, guard
+        self._admission, self._forecaster = admission, forecaster
 
     async def select(
         self, pools: Pools, prepared: Prepared, outcome: Outcome, ticket: Ticket
     ) -> tuple[Prepared, Selection | None]:
         """None if the prompt runs dense, see `outcome.reason`: the selection failed or was late, or, under `auto`, the
-        speculator cannot read the prompt or its scores are flat. Raises SkimError.
+        speculator cannot read the prompt. Raises SkimError.
 
         Also the prompt as it was selected from: with units, and with the options that were used."""
         options, deadline = prepared.options, outcome.call.request.deadline
@@ -56,21 +54,12 @@ class SelectionClient:
                 check_readable(_request(prepared, None), speculator, advice)
             prepared = await apart(prepared.prompt.rendered.length, prepared.with_units)
             request = _request(prepared, deadline.left_ms)
-            prepared, selection = await self._ask(pools, prepared, outcome, ticket, request)
+            return await self._ask(pools, prepared, outcome, ticket, request)
         except InvalidRequestError:
             if options.enabled != AUTO:
                 raise
             outcome.reason = "speculator-limit"
             return prepared, None
-        if selection is None:
-            return prepared, None
-        reason = self._guard.distrusts(prepared.advice, selection, prepared.layout)
-        if reason is None:
-            return prepared, selection
-        outcome.distrusted(reason)
-        if selection.kept.session is not None:
-            self._background.start(pools.end_session(selection.kept.session))
-        return prepared, None
 
     async def _ask(
         self, pools: Pools, prepared: Prepared, outcome: Outcome, ticket: Ticket, request: SelectRequest

@@ -81,7 +81,7 @@ class Outcome:
     @property
     def explained(self) -> str:
         """The reason with parameters, as an HTTP structured field (RFC 9651): both estimates in milliseconds, and the
-        notes. guard: the kind of question for which more is kept. option: what would let a selection drop something.
+        notes. option: what would let a selection drop something.
         unmapped: the number of contents that are kept because their place is unknown. shed: what was left out because
         of the load (`router.admission.load_shedding`)."""
         found: dict[str, str | int] = {}
@@ -102,8 +102,6 @@ class Outcome:
     def decided(self, prepared: Prepared, decision: Decision) -> None:
         """Note the decision, and why."""
         self.reason = decision.reason
-        if decision.speculative and prepared.advice.verdict == "more":
-            self.notes["guard"] = prepared.advice.kind
         if decision.reason == "all-protected" and prepared.is_system_prompt:
             self.notes["option"] = "keep_by_role.system"
         if prepared.spans.lost:
@@ -114,10 +112,6 @@ class Outcome:
         self.mode, self.selection, self.tokens_ahead = "speculative", selection, options.tokens_ahead
         self.timings |= dict(selection.timings)
         self.timings["transfer"] = max(0.0, elapsed_ms - sum(selection.timings.values()))
-
-    def distrusted(self, reason: str) -> None:
-        """The prompt runs dense after its selection. The times stay: the client waited for it."""
-        self.mode, self.reason, self.selection = "", reason, None
 
     def admit(self) -> None:
         """Note that a pool works on this prompt, and that the target takes requests."""

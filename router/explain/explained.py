@@ -1,7 +1,7 @@
 """The explain view's numbers: what was kept of a prompt, with a score and a reason for each kept span."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from kv_transfer.arrays import Float32Array, Int32Array, segments_of, spans_of
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
-from router.decision.guard import signals
 
 REASONS = {
     "protected": "always kept: template, system prompt, tools, question, first and last tokens, spans of the client",
@@ -27,28 +26,18 @@ REASONS = {
 DROPPED = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionMade:
-    """reason: as in the header `x-skim-reason`, one word. guard: the kind of question for which the guard kept more;
-    empty if it did not. catch_up: as in the header `x-skim-catch-up`.
-    """
-
-    reason: str
-    guard: str
-    catch_up: str = ""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Explained:
     """A selection and what it was made from. timings: milliseconds by part, until the selection was back at the router.
-    decision: why the router selected; None where no router decided.
+    decision: `reason`, in one word, and `catch_up`, as in the headers `x-skim-reason` and `x-skim-catch-up`; None where
+    no router decided.
     """
 
     selection: Selection
     options: SelectionOptions
     layout: TextLayout
     timings: Mapping[str, float] = field(default_factory=dict)
-    decision: DecisionMade | None = None
+    decision: Mapping[str, str] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +55,7 @@ class Explained:
         kept_spans are sorted. reused_spans, late_spans and new_spans divide them: what an earlier kept prompt supplied,
         what was appended to it from older text, and the rest. segments are the runs of kept tokens in the order in
         which the target reads them; None if that is the order of kept_spans.
-        cached_tokens: prompt tokens that the speculator found in its prefix cache. signals: as in `guard.signals`.
+        cached_tokens: prompt tokens that the speculator found in its prefix cache.
         """
         selection = self.selection
         kept: KeptPrompt = selection.kept
@@ -84,7 +73,6 @@ class Explained:
             "cached_tokens": selection.cached_tokens,
             "keep_rate": kept.token_ids.size / kept.context_length,
             "coverage": selection.coverage,
-            "signals": {name: float(f"{value:.6g}") for name, value in self._signals().items()},
             "spans": self._spans(),
             "units": self._starts.tolist(),
             "unit_scores": _rounded(self._scores),
@@ -98,11 +86,8 @@ class Explained:
             "look_ahead_tokens": kept.look_ahead_tokens.tolist(),
             "options": self.options.model_dump(),
             "timings_ms": dict(self.timings),
-            "decision": None if self.decision is None else asdict(self.decision),
+            "decision": None if self.decision is None else dict(self.decision),
         }
-
-    def _signals(self) -> Mapping[str, float]:
-        return signals(self.selection, self.options, self.layout)
 
     @property
     def _starts(self) -> Int32Array:

@@ -86,16 +86,7 @@ class RouterConfig(BaseModel):
     migration: bool = Field(
         True, description="continue the answers of a lost target replica on another one; false: they end with an error"
     )
-    guard: bool = Field(
-        True, description="under `auto`, keep more of a prompt, or all, where a selection is likely to fail"
-    )
-    guard_entropy: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="the guard runs a prompt dense if the normalised entropy of its chunks' scores is higher; "
-        "`skim calibrate` measures it; null: not judged",
-    )
+    guard: bool = Field(True, description="under `auto`, run a prompt dense if its task needs the whole text")
     audit_share: float = Field(
         0.0,
         ge=0,

@@ -90,5 +90,5 @@ class RenderedPrompt:
         return sorted(spans, key=lambda message: message.start)
 
     def task_text(self, layout: TextLayout) -> str:
-        """The text in which the guard looks for a kind of question."""
+        """The text of the task, which the guard reads."""
         return task_text(layout.questions, self.chat, self.text, self.offsets)

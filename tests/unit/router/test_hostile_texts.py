@@ -21,7 +21,7 @@ import router.decision
 import router.prompt
 from kv_transfer.arrays import mask_of
 from kv_transfer.sampling_limits import check_sampling
-from router.decision.guard import QUESTIONS, task_kind
+from router.decision.guard import needs_whole_text
 from router.options.headers import whole_number
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat
@@ -137,7 +137,6 @@ def patterns():
         modules += [import_module(module.name) for module in found]
     for module in modules:
         yield from (value for value in vars(module).values() if isinstance(value, re2._Regexp))
-    yield from (re2.compile(pattern) for kind in QUESTIONS for pattern in kind.patterns)
 
 
 def pieces_of(pattern, choices):
@@ -185,7 +184,7 @@ def prepared(role, text):
     offsets, options = np.stack([starts, np.minimum(starts + 4, len(plain))], 1), PrefillOptions()
     prompt = RenderedPrompt(np.zeros(starts.size, np.int32), plain, offsets, chat)
     spans = prompt.spans(options)
-    task_kind(prompt.task_text(spans.layout))
+    needs_whole_text(prompt.task_text(spans.layout))
     prompt.layout(options, spans)
 
 
@@ -201,7 +200,7 @@ def grammar(text):
 
 
 SCANS = {
-    "guard": task_kind,
+    "guard": needs_whole_text,
     "many turns": lambda text: speech_of_turns(text, [Turn([(at, at + 16)]) for at in range(0, len(text), 16)]),
     "depth": lambda text: too_deep(text.encode() + b"[" * 200),
     "grammar": grammar,

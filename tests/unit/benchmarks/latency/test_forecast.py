@@ -48,7 +48,7 @@ def test_a_shape_is_the_same_in_each_run_and_its_rounds_share_only_their_head():
 
 
 def test_what_a_client_is_told():
-    assert told("sooner;dense=120;speculative=340;guard=listing") == ("sooner", {"dense": 120.0, "speculative": 340.0})
+    assert told("sooner;dense=120;speculative=340;shed=keep") == ("sooner", {"dense": 120.0, "speculative": 340.0})
     assert told("unmeasured") == ("unmeasured", {})
 
 

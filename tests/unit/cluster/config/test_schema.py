@@ -381,7 +381,6 @@ def test_a_hub_name_stays_as_it_is(tmp_path, monkeypatch):
         ({"router": {"audit_share": 0.5, "catch_up": "off"}}, "audit_share has no effect with router.catch_up: off"),
         ({"router": {"catch_up": "always", "affinity": False}}, "router.catch_up has no effect with router.affinity"),
         ({"router": {"catch_up": "always", "speculative_prefill": False}}, "with router.speculative_prefill: false"),
-        ({"router": {"guard_entropy": 0.5, "guard": False}}, "router.guard_entropy has no effect with router.guard"),
         ({"router": {"audit_share": 0.5}, "target": {"engine_options": {"enable_prefix_caching": False}}},
          "with target.engine_options.enable_prefix_caching: false"),
         ({"router": {"select_only": True, "migration": False}}, "migration has no effect with router.select_only"),

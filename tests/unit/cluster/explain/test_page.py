@@ -109,13 +109,6 @@ def test_a_dense_request_has_nothing_to_show():
         explain_page({"prompt_tokens": 100, "kept_tokens": 100, "migrations": []}, prompt)
 
 
-def test_a_guard_that_kept_more_is_named():
-    explanation, prompt = of_tokens(200)
-    assert len(data_of(explain_page(explanation, prompt))["facts"]) == 3
-    explanation["decision"] = {"reason": "sooner", "guard": "listing"}
-    assert data_of(explain_page(explanation, prompt))["facts"][-1][1].endswith("of the kind listing")
-
-
 def test_a_catch_up_is_told():
     explanation, prompt = of_tokens(200)
     explanation["catch_up"] = {"state": "done", "tokens": 1204, "of": 1204, "agreement": 1.0}

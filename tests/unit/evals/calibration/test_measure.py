@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cluster.config.load import load_config
-from evals.calibration.curve import COVERAGES, Observation, entropy_limit, wanted_coverage
+from evals.calibration.curve import COVERAGES, Observation, wanted_coverage
 from evals.calibration.measure import CalibrationJournal, CalibrationSettings
 from evals.calibration.prompts import CalibrationPrompt, from_file
 from evals.calibration.recall import beside_lexical, best_way, recalls
@@ -23,8 +23,8 @@ from tests.unit.conftest import MODELS
 FIRST, SECOND = list(WAYS)[:2]
 
 
-def observation(agreements, entropy=0.5):
-    return Observation("p", tuple(COVERAGES), tuple(agreements), entropy)
+def observation(agreements):
+    return Observation("p", tuple(COVERAGES), tuple(agreements))
 
 
 def test_the_coverage_is_the_smallest_that_all_larger_ones_reach():
@@ -40,22 +40,6 @@ def test_the_mean_over_the_prompts_decides():
     two = [observation([0.0] * 3 + [1.0] * 4), observation([1.0] * 7)]
     assert wanted_coverage(two, 0.5) == 0.3
     assert wanted_coverage(two, 0.6) == 0.6
-
-
-def test_the_entropy_limit_sends_those_dense_whose_answers_differ():
-    def prompt(entropy, agrees):
-        return observation([1.0 if agrees else 0.0] * 7, entropy)
-
-    separate = [prompt(0.7 + 0.01 * i, True) for i in range(8)] + [prompt(0.9, False), prompt(0.95, False)]
-    assert entropy_limit(separate, 0.5) == 0.77
-    # Entropies that say nothing give no limit, nor do prompts without one.
-    mixed = [prompt(0.7 + 0.01 * i, i % 2 == 0) for i in range(10)]
-    assert entropy_limit(mixed, 0.5) in (None, 0.78)
-    assert entropy_limit([prompt(0.9, True)] * 10, 0.5) is None
-    assert entropy_limit([prompt(None, False)] * 10, 0.5) is None
-    # At most a fifth of the prompts may run dense.
-    half = [prompt(0.5, True)] * 5 + [prompt(0.9, False)] * 5
-    assert entropy_limit(half, 0.5) is None
 
 
 def recall_of(ours, lexical):
@@ -115,7 +99,7 @@ def test_a_file_of_prompts(tokenizer, tmp_path):
     )
     found, skipped = from_file(path, tokenizer, PrefillOptions(min_prompt_tokens=64), 10)
     assert [prompt.name for prompt in found] == ["line 1", "line 2"]
-    assert skipped.reasons == {"guard-counting": 1, "short-prompt": 1}
+    assert skipped.reasons == {"guard-whole-text": 1, "short-prompt": 1}
     assert len(from_file(path, tokenizer, PrefillOptions(min_prompt_tokens=64), 1)[0]) == 1
 
 
@@ -158,7 +142,6 @@ async def test_a_result_is_measured_once(tmp_path):
 RESULT = {
     "prompts": 3,
     "selection": {"keep_rate": "auto", "coverage": 0.6, "score_queries": "question"},
-    "guard_entropy": 0.88,
 }
 
 
@@ -166,16 +149,14 @@ def test_the_file_is_one_that_serve_reads(tmp_path):
     before = tmp_path / "before.yaml"
     before.write_text(
         "target: {model: /models/big, replicas: 2}\nspeculator: {model: /models/small}\n"
-        "selection: {keep_rate: 0.3, max_keep: 0.4}\nrouter: {port: 9000, guard_entropy: 0.5}\n"
+        "selection: {keep_rate: 0.3, max_keep: 0.4}\nrouter: {port: 9000}\n"
     )
     after = tmp_path / "after.yaml"
     write_config(before, "/models/big", "/models/small", RESULT, after)
     config = load_config(after)
     assert (config.selection.keep_rate, config.selection.coverage, config.selection.max_keep) == ("auto", 0.6, 0.4)
     assert config.selection.score_queries == "question"
-    assert (config.router.port, config.router.guard_entropy, config.target.replicas) == (9000, 0.88, 2)
-    write_config(after, "/models/big", "/models/small", {**RESULT, "guard_entropy": None}, after)
-    assert load_config(after).router.guard_entropy is None
+    assert (config.router.port, config.target.replicas) == (9000, 2)
 
 
 def test_from_options_to_files(skim, tmp_path):

@@ -101,7 +101,7 @@ async def test_a_question_whose_selection_failed_does_not_count(of_questions, po
     ("reason", "enabled"),
     [
         ("cached;dense=120;speculative=340", ["auto", "always"]),
-        ("guard-counting", ["auto"]),
+        ("guard-whole-text", ["auto"]),
         ("short-prompt", ["auto"]),
     ],
 )

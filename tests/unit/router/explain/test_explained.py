@@ -51,13 +51,6 @@ def test_a_label_of_kept_text_says_so():
     assert set(control[:8]) == {"top"}
 
 
-def test_the_signals_of_the_guard_are_shown():
-    entry = explained(np.r_[0:12, 39], 40, scores=[2.0, 1.0, 1.0] + [0.5] * 7).as_json()
-    assert entry["signals"]["coverage"] == pytest.approx(4.0 / 7.5, rel=1e-5)
-    assert 0.9 < entry["signals"]["entropy"] < 1
-    assert explained([0, 7], 8).as_json()["signals"] == {}
-
-
 def test_a_selection_by_coverage_says_so():
     assert set(explained([0, 1, 7], 8, coverage=0.6).reasons()) == {"coverage", "protected", DROPPED}
 

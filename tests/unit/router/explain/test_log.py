@@ -34,7 +34,7 @@ async def test_the_explanation_adds_up():
     assert entry["options"]["keep_rate"] == 0.1
     assert len(entry["look_ahead_tokens"]) == 8
     assert entry["segments"] is None
-    assert entry["decision"] == {"reason": "requested", "guard": "", "catch_up": "off;reason=no-room"}
+    assert entry["decision"] == {"reason": "requested", "catch_up": "off;reason=no-room"}
     # Numbers and names only: the view must not show another client's prompt.
     assert "prompt" not in entry
     assert not any(isinstance(value, str) for value in entry.values())

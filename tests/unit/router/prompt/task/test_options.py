@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.decision.guard import task_kind
+from router.decision.guard import needs_whole_text
 from router.prompt.task.options import options_of, without_options
 from tests.unit.router.prompt.task.test_speech import speech_of
 
@@ -54,8 +54,8 @@ def test_question_and_options_are_speech_behind_a_dialogue(form, question):
 
 def test_options_do_not_make_a_task_for_the_whole_text():
     """Control: the same words as a request do."""
-    assert task_kind(f"Why did the pilot come to the island?\n{choice()}\n{HINT}") is None
-    assert task_kind(f"Why did the pilot come?\n{OPTIONS[1]}\n{OPTIONS[2]}") is not None
-    assert task_kind(f"Translate the text into French.\n{choice()}") is not None
-    assert task_kind("My wishes:") is None
-    assert task_kind("My wishes:\na) Translate the text into French.\nb) Summarise it.") is not None
+    assert not needs_whole_text(f"Why did the pilot come to the island?\n{choice()}\n{HINT}")
+    assert needs_whole_text(f"Why did the pilot come?\n{OPTIONS[1]}\n{OPTIONS[2]}")
+    assert needs_whole_text(f"Translate the text into French.\n{choice()}")
+    assert not needs_whole_text("My wishes:")
+    assert needs_whole_text("My wishes:\na) Translate the text into French.\nb) Summarise it.")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from evals.tasks.forms import FORMS, LANGUAGES, form_prompts
-from router.decision.guard import task_kind
+from router.decision.guard import needs_whole_text
 from router.prompt.task.speech import MOST_TASKS, Turn, find_speech, speech_of_turns
 from router.prompt.task.words import asks, has_mark
 
@@ -334,7 +334,7 @@ def test_an_instruction_on_the_line_of_the_text_is_the_task(form):
     spans, tasks = speech_of(form.format(text=line))
     assert tasks == [asked]
     assert len(spans) <= len(asked) + 1
-    assert task_kind(tasks[0]).verdict == "dense"
+    assert needs_whole_text(tasks[0])
     assert speech_of(line) == ("", []), "the control: a line that asks nothing"
 
 
