@@ -15,9 +15,9 @@ from ray.util.placement_group import PlacementGroup
 from actors.lifecycle.engine_watch import EngineWatch
 from actors.lifecycle.failed_probes import note_failed_probe
 from actors.lifecycle.startup import gc_frozen, retried_start
-from actors.observability.exposition import PROCESS, Exposition, expose
+from actors.observability.exposition import Exposition, expose
 from actors.observability.logs import log_through_serve
-from actors.observability.metrics import PoolMetrics
+from actors.observability.metrics import pool_families
 from actors.observability.tracing import create_tracer
 from actors.ray_hooks.serve_logger import kept_log_file
 from kv_transfer.engine import Engine
@@ -89,13 +89,9 @@ class PoolActor(ABC):
         await note_failed_probe(failure)
 
     def _started(self, pool: str, own: PoolSettings, group: PlacementGroup | None = None) -> None:
-        """The engine runs: watch it and report its metrics."""
+        """The engine runs: watch it."""
+        self._pool = pool
         self._watch = EngineWatch(self._engine, pool, group, hung_after_s=own.hung_after_s)
-        self._metrics = PoolMetrics(pool, self._all_stats)
-
-    async def _all_stats(self) -> dict[str, Any]:
-        probe = {} if self._failed_probe is None else {"failed_probe": self._failed_probe}
-        return {**await self.stats(), **probe}
 
     @abstractmethod
     async def stats(self) -> dict[str, Any]: ...
@@ -106,8 +102,10 @@ class PoolActor(ABC):
 
     async def metrics(self, model_name: str) -> Exposition:
         """The metrics of this replica, for the endpoint's `/metrics`. model_name: as clients know the model."""
+        probe = {} if self._failed_probe is None else {"failed_probe": self._failed_probe}
+        counts = pool_families(self._pool, {**await self.stats(), **probe})
         # In a thread: the text of an engine's metrics takes some 10 ms.
-        return await asyncio.to_thread(lambda: expose([*self.engine_metrics(), *PROCESS.collect()], model_name))
+        return await asyncio.to_thread(lambda: expose([*self.engine_metrics(), *counts], model_name))
 
     async def info(self) -> bytes:
         """This replica's ModelInfo, encoded."""

@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from actors.lifecycle.startup import gc_frozen, retried_start
 from actors.observability.exposition import Exposition
 from actors.observability.logs import log_through_serve
-from actors.observability.metrics import RayMeter
+from actors.observability.metrics import ProcessMeter
 from actors.observability.tracing import create_tracer
 from actors.ray_hooks.broadcast import replies_of_all
 from actors.ray_hooks.serve_logger import kept_log_file
@@ -71,7 +71,7 @@ class RouterDeployment:
         log_through_serve()
         self._settings = own = RouterConfig.model_validate(dict(settings))
         self._tracer = create_tracer(traces)
-        self._meter, self._states = RayMeter(), PoolStates(own.pool_down_after_s)
+        self._meter, self._states = ProcessMeter(), PoolStates(own.pool_down_after_s)
         self._intake = IntakeLock()
         self._pools = ServePools(speculator, target, own.admission_timeout_s, self._states, prefill, self._intake)
         named = {"enabled": own.speculative_prefill, "min_prompt_tokens": own.min_prompt_tokens}

@@ -10,12 +10,9 @@ from collections.abc import Collection, Iterable
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric, generate_latest
 from ray import serve
 from ray.serve.exceptions import RayServeException
-
-PROCESS = CollectorRegistry()
-"""Skim's own metrics of this process; `metrics.RayMeter` records them."""
 
 VLLM = "vllm:"
 """The prefix of vLLM's names."""

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily
 
 from benchmarks.mock_engines.compute import MockCompute
 from kv_transfer.arrays import Int32Array
@@ -135,6 +137,10 @@ class MockSpeculator(SpeculatorEngine):
 
     async def stats(self) -> dict[str, int]:
         return {"started": self.started, "running": self.running, "aborted": self.aborted}
+
+    def metric_families(self) -> list[Metric]:
+        """The requests begun, which tell what each replica of a deployment has taken."""
+        return [CounterMetricFamily("skim_speculator_started", "requests", self.started)]
 
     async def check_health(self) -> None:
         if self._closed:

@@ -8,6 +8,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily
 
 from benchmarks.mock_engines.answer import Answers, NewToken
 from benchmarks.mock_engines.compute import MockCompute, Prefill
@@ -150,6 +152,10 @@ class MockTarget(TargetEngine):
 
     async def stats(self) -> dict[str, int]:
         return {"started": self.started, "running": self.running, "aborted": self.aborted}
+
+    def metric_families(self) -> list[Metric]:
+        """The requests begun, which tell what each replica of a deployment has taken."""
+        return [CounterMetricFamily("skim_target_started", "requests", self.started)]
 
     async def check_health(self) -> None:
         """A mock is always healthy."""

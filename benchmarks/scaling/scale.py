@@ -49,7 +49,7 @@ def run(settings: ScaleSettings, progress: Progress = silent) -> dict[str, Any]:
         total = sum(seconds for _, seconds in phases.values())
         zero, done = time.perf_counter(), 0.0
         requests, begins = [], {}
-        with watched(zero) as (samples, counts):
+        with watched(zero, url) as (samples, counts):
             for index, (phase, (rate, seconds)) in enumerate(phases.items()):
                 progress(f"{phase}: {rate:g} requests/s", 0.2 + 0.8 * done / total)
                 begins[phase] = time.perf_counter() - zero

@@ -1,8 +1,8 @@
 """What a run of `benchmarks.scaling.scale` sees of its deployment: the replicas of each pool, and the requests of each
 replica.
 
-The requests are the deployment's own metrics, as Prometheus would read them. Replicas and Ray report them late, and Ray
-forgets those of a replica that is gone. So they are read during the whole run, and the highest count stands.
+The requests are the deployment's own metrics, as Prometheus would read them. The endpoint tells nothing of a replica
+that is gone. So they are read during the whole run, and the highest count stands.
 """
 
 import re
@@ -11,7 +11,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import httpx
 
@@ -20,16 +19,16 @@ from cluster.serve.app import APP_NAME
 from skim_common.proxies import client_options
 
 PARTS = ("router", *POOLS)
-_TAKEN = {"router": "ray_skim_router_requests_total"} | {pool: f"ray_skim_{pool}_started_total" for pool in POOLS}
+_TAKEN = {"router": "skim_router_requests_total"} | {pool: f"skim_{pool}_started_total" for pool in POOLS}
 """By part, the metric that counts the requests of a replica."""
-_CALLS = "ray_skim_router_affinity_total"
+_CALLS = "skim_router_affinity_total"
 _SERIES = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 _INTERVAL_S = 1.0
 _EVERY = 5
-"""The metrics are read with each so many looks at the replicas: replicas report them every 5 s."""
-SETTLE_S = 20.0
-"""Seconds after which the requests of now have been reported: replicas and Ray each wait up to 10 s."""
+"""The metrics are read with each so many looks at the replicas."""
+SETTLE_S = 2.0
+"""Seconds after which the endpoint tells the requests of now: it gives an answer again for a second."""
 
 
 class Counts:
@@ -39,7 +38,7 @@ class Counts:
         self._highest: dict[tuple[str, str], float] = {}
 
     def read(self, text: str) -> None:
-        """Take in the metrics of a node. text: in Prometheus' format."""
+        """Take in the metrics of the endpoint. text: in Prometheus' format."""
         for line in text.splitlines():
             name = line.partition("{")[0]
             if name in _TAKEN.values() or name == _CALLS:
@@ -75,9 +74,9 @@ class Counts:
 
 
 @contextmanager
-def watched(zero: float) -> Iterator[tuple[list[dict[str, float]], Counts]]:
+def watched(zero: float, url: str) -> Iterator[tuple[list[dict[str, float]], Counts]]:
     """Look at the replicas of each pool and their counts in the background. Gives samples and counts that grow inside
-    the context. zero: time.perf_counter() at the first request.
+    the context. zero: time.perf_counter() at the first request. url: of the endpoint.
     """
     samples: list[dict[str, float]] = []
     counts = Counts()
@@ -90,7 +89,7 @@ def watched(zero: float) -> Iterator[tuple[list[dict[str, float]], Counts]]:
                 samples.append({"s": time.perf_counter() - zero, **sample})
             looks += 1
             if looks % _EVERY == 0:
-                _read_into(counts)
+                _read_into(counts, url)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -99,7 +98,7 @@ def watched(zero: float) -> Iterator[tuple[list[dict[str, float]], Counts]]:
     finally:
         over.set()
         watcher.join()
-        _read_into(counts)
+        _read_into(counts, url)
 
 
 def _look() -> dict[str, int] | None:
@@ -117,13 +116,9 @@ def _look() -> dict[str, int] | None:
     return running | {f"{pool}_asked": running[pool] + states[pool].get("STARTING", 0) for pool in POOLS}
 
 
-def _read_into(counts: Counts) -> None:
-    """Read the metrics of the node. If its agent does not answer, nothing is read this time."""
-    import ray
-
-    node: dict[str, Any] = ray.nodes()[0]
-    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+def _read_into(counts: Counts, url: str) -> None:
+    """Read the metrics of the endpoint. If it does not answer, nothing is read this time."""
     try:
-        counts.read(httpx.get(url, timeout=10, **client_options(url)).text)
+        counts.read(httpx.get(f"{url}/metrics", timeout=10, **client_options(url)).text)
     except httpx.TransportError:
         return

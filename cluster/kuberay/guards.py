@@ -34,7 +34,7 @@ def network_policies(config: DeploymentConfig) -> list[Object]:
     settings = config.kubernetes
     own = {"podSelector": {"matchLabels": labels(settings)}}
     clients = [{"podSelector": {}}, *(_namespace(name) for name in settings.network.client_namespaces)]
-    metrics = [METRICS_PORT, HEAD_PORTS["as-metrics"], HEAD_PORTS["dash-metrics"]]
+    metrics = [config.router.port, METRICS_PORT, HEAD_PORTS["as-metrics"], HEAD_PORTS["dash-metrics"]]
     return [
         _policy(
             config,

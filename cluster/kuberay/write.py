@@ -1,7 +1,7 @@
 """All Kubernetes objects of a deployment, by file, and writing these files.
 
-For Prometheus and Grafana they have pod monitors, and the alert rules and the dashboard of `cluster/monitoring`. Every
-Ray node exports the metrics of its pool; the head also exports those of Ray itself.
+For Prometheus and Grafana they have pod monitors, and the alert rules and the dashboard of `cluster/monitoring`. The
+proxy of the head answers for the whole deployment; every Ray node exports those of Ray and of Serve.
 """
 
 from pathlib import Path
@@ -73,7 +73,7 @@ def manifest_yaml(objects: list[Object]) -> str:
 def pod_monitors(config: DeploymentConfig) -> list[Object]:
     """PodMonitors of the Prometheus operator. ServiceMonitors do not fit, because a pool has no Service."""
     settings = config.kubernetes
-    ports = {"nodes": ("metrics",), "head": ("as-metrics", "dash-metrics")}
+    ports = {"nodes": ("metrics",), "head": ("serve", "as-metrics", "dash-metrics")}
     return [
         {
             "apiVersion": "monitoring.coreos.com/v1",

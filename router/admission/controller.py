@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import MappingProxyType
 
-from actors.observability.meter import Meter
+from actors.observability.metrics import Meter
 from kv_transfer.messages import GenerateOutput
 from router.admission.fair_queue import FairQueue, QueueEntry
 from router.admission.load_shedding import KEEP, relative_load

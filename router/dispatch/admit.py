@@ -3,7 +3,7 @@
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
-from actors.observability.meter import Meter
+from actors.observability.metrics import Meter
 from kv_transfer.options import AUTO
 from router.admission.api_keys import FIRST_PRIORITY
 from router.admission.controller import Admission

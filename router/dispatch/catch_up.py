@@ -23,7 +23,7 @@ from contextlib import contextmanager
 
 from cachetools import LRUCache
 
-from actors.observability.meter import Meter
+from actors.observability.metrics import Meter
 from kv_transfer.messages import GenerateOutput, TokenLogprob
 from router.admission.controller import Admission
 from router.decision.agreements import AGREES, Agreements

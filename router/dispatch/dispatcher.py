@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
-from actors.observability.meter import Meter
+from actors.observability.metrics import Meter
 from kv_transfer.limits import check_speculator_length, check_target_length
 from kv_transfer.messages import GenerateOutput, KeptPrompt, Selection
 from kv_transfer.options import AUTO

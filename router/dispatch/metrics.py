@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Mapping
 
-from actors.observability.meter import Meter
+from actors.observability.metrics import Meter
 from router.decision.pool_time import Speeds
 from router.dispatch.state import Outcome
 from router.options.headers import TIMING_PARTS, TOTAL

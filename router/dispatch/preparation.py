@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from actors.observability.meter import Meter
+from actors.observability.metrics import Meter
 from kv_transfer.messages import ADAPTER
 from kv_transfer.prefix_hash import block_hashes
 from kv_transfer.windows import WindowPlan

@@ -11,8 +11,7 @@ from typing import Any
 from cachetools import FIFOCache
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from actors.observability.meter import Meter
-from actors.observability.metrics import RayMeter
+from actors.observability.metrics import Meter, ProcessMeter
 from router.pools.prefix_affinity import preferred, ranked
 
 PLACES = 65536
@@ -34,7 +33,7 @@ class AffinityRouter(RequestRouter):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._meter: Meter = RayMeter()
+        self._meter: Meter = ProcessMeter()
         self._places: FIFOCache[str, ReplicaID] = FIFOCache(PLACES)
 
     async def choose_replicas(

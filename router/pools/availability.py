@@ -17,7 +17,7 @@ from typing import Any
 from ray import serve
 
 from actors.lifecycle.failed_probes import READ_PERIOD_S, failed_probes
-from actors.observability.meter import Meter
+from actors.observability.metrics import Meter
 from actors.ray_hooks.controller import Controller
 from skim_common.errors import EngineUnavailableError
 

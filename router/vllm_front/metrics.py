@@ -13,7 +13,8 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.perf import PerfMetricsProm
 from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, SchedulerStats
 
-from actors.observability.exposition import OF_CLIENTS, PROCESS, QUEUES, VLLM, Exposition, expose, named
+from actors.observability.exposition import OF_CLIENTS, QUEUES, VLLM, Exposition, expose, named
+from actors.observability.metrics import PROCESS
 from router.admission.controller import Admission
 from router.dispatch.metrics import ClientMetrics
 

@@ -28,8 +28,12 @@ def noted(monkeypatch):
 @pytest.fixture
 def replica():
     replica = Replica()
-    replica._engine = SimpleNamespace(close=lambda: None)
+    replica._engine, replica._pool = SimpleNamespace(close=lambda: None, metric_families=list), "target"
     return replica
+
+
+async def gauges(replica):
+    return {name: value for name, _, _, value in (await replica.metrics("m")).gauges}
 
 
 async def probed(replica, failure, **settings):
@@ -46,13 +50,13 @@ async def probed(replica, failure, **settings):
 async def test_a_failure_is_noted_and_counted(replica, noted):
     assert await probed(replica, "a reason", start_probe="dense") == 1
     assert noted == ["a reason"]
-    assert await replica._all_stats() == {"drafts": 3, "failed_probe": 1}
+    assert await gauges(replica) == {"skim_target_failed_probe": 1}
 
 
 async def test_a_pass_is_counted(replica, noted):
     await probed(replica, None, start_probe="refuse")
     assert noted == []
-    assert await replica._all_stats() == {"drafts": 3, "failed_probe": 0}
+    assert await gauges(replica) == {"skim_target_failed_probe": 0}
 
 
 async def test_refuse_fails_the_start(replica, noted):
@@ -64,4 +68,4 @@ async def test_refuse_fails_the_start(replica, noted):
 @pytest.mark.parametrize("settings", [{"start_probe": "off"}, {"start_probe": "dense", "engine": "mock"}])
 async def test_off_and_engines_without_hooks_ask_nothing(replica, noted, settings):
     assert await probed(replica, "a reason", **settings) == 0
-    assert await replica._all_stats() == {"drafts": 3}
+    assert await gauges(replica) == {}

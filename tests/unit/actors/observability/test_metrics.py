@@ -6,11 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.serve import metrics as ray_metrics
 
-from actors.observability.exposition import PROCESS
+from actors.observability.exposition import exposed
 from actors.observability.metric_table import METRICS, pool_metric
-from actors.observability.metrics import PoolCounts, RayMeter, samples
+from actors.observability.metrics import PROCESS, ProcessMeter, pool_families
 from kv_transfer.draft_channel.client import DraftClient
 from speculator_service.drafting.drafter import Counters
 from speculator_service.service import RecordCounts
@@ -18,7 +17,6 @@ from target_service.drafting.drafted_requests import DraftedRequests
 from target_service.drafting.exchange import DraftExchange
 from target_service.vllm_backend.kv_connector import TransferCounts
 from target_service.vllm_backend.speculation.decode_stats import DecodeCounts
-from tests.unit.actors.local_meter import LocalMeter
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "observability.md"
 SPECULATOR = {
@@ -42,12 +40,15 @@ def target_counts() -> dict[str, Any]:
     return counts
 
 
+def samples(pool: str, counts: dict[str, Any]) -> list[tuple[str, dict[str, str], float]]:
+    return [(s.name, s.labels, s.value) for family in pool_families(pool, counts) for s in family.samples]
+
+
 @pytest.mark.parametrize(("pool", "counts"), [("speculator", SPECULATOR), ("target", target_counts())])
 def test_every_count_of_a_pool_is_in_the_table_and_the_other_way_round(pool: str, counts: dict[str, Any]) -> None:
-    told = {metric.name for metric, _, _ in samples(pool, counts)}
+    told = {family.documentation for family in pool_families(pool, counts)}
     assert len(told) == len(counts), "a count without a metric"
-    mock_only = {f"skim_{pool}_{name}" for name in ("started_total", "aborted_total", "running")}
-    assert told == {name for name in METRICS if name.startswith(f"skim_{pool}_")} - mock_only
+    assert told == {metric.text for name, metric in METRICS.items() if name.startswith(f"skim_{pool}_")}
 
 
 def test_the_documents_table_is_the_codes() -> None:
@@ -59,13 +60,12 @@ def test_the_documents_table_is_the_codes() -> None:
 def test_names_follow_the_scheme() -> None:
     for name, metric in METRICS.items():
         assert name.startswith(("skim_router_", "skim_speculator_", "skim_target_"))
-        assert name.endswith("_total") == (metric.kind == "counter")
-        assert bool(metric.buckets) == (metric.kind == "histogram")
+        assert not (metric.buckets and name.endswith("_total"))
 
 
 def test_a_count_becomes_samples_with_tags() -> None:
     counts = {"rounds": 3, "fallbacks": {"timeout": 1}, "accepted_per_position": [5, 2], "no such count": 7}
-    assert [(metric.name, tags, value) for metric, tags, value in samples("target", counts)] == [
+    assert samples("target", counts) == [
         ("skim_target_rounds_total", {}, 3.0),
         ("skim_target_fallbacks_total", {"reason": "timeout"}, 1.0),
         ("skim_target_accepted_per_position_total", {"position": "0"}, 5.0),
@@ -73,40 +73,23 @@ def test_a_count_becomes_samples_with_tags() -> None:
     ]
 
 
-def test_counters_get_what_came_since_and_gauges_what_is() -> None:
-    meter = LocalMeter()
-    counts = PoolCounts("target", meter)
-    for rounds, accepted, acceptance in ((3, [5, 2], 0.5), (10, [6, 2], 0.25)):
-        counts.record({"rounds": rounds, "accepted_per_position": accepted, "acceptance": acceptance})
-    assert [value for value, _ in meter.recorded["skim_target_rounds_total"]] == [3, 7]
-    assert [value for value, _ in meter.recorded["skim_target_accepted_per_position_total"]] == [5, 2, 1, 0]
-    assert [value for value, _ in meter.recorded["skim_target_acceptance"]] == [0.5, 0.25]
+def test_the_text_of_a_pools_counts_is_prometheus_own() -> None:
+    text = exposed(pool_families("target", {"rounds": 3, "acceptance": 0.5}))
+    assert "# TYPE skim_target_rounds_total counter\nskim_target_rounds_total 3.0\n" in text
+    assert "# TYPE skim_target_acceptance gauge\nskim_target_acceptance 0.5\n" in text
 
 
-def test_each_metric_is_an_instrument_of_rays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's classes check names, tags and buckets. Without a running Ray, recording has no effect."""
-    recorded = []
-
-    def remember(self: Any, value: float, tags: dict[str, str]) -> None:
-        recorded.append((type(self), self, value, tags))
-
-    monkeypatch.setattr(ray_metrics.metrics.Metric, "_record", remember)
-    meter = RayMeter()
+def test_each_metric_is_recorded_for_the_endpoint() -> None:
+    meter = ProcessMeter()
     for name, metric in METRICS.items():
         tags = dict.fromkeys(metric.tags, "x")
         sample = f"{name}_sum" if metric.kind == "histogram" else name
         shown = 0.0 if metric.kind == "gauge" else PROCESS.get_sample_value(sample, tags) or 0.0
         meter.record(name, 0.5, **tags)
-        cls, instrument, value, seen = recorded[-1]
-        assert (cls.__name__.lower(), instrument.info["name"], value, seen) == (metric.kind, name, 0.5, tags)
-        instrument._validate_tags(seen)
-        assert PROCESS.get_sample_value(sample, tags) == shown + 0.5, "the endpoint's /metrics shows it, too"
-    before = len(recorded)
-    meter.record("skim_target_rounds_total", 0)
-    assert len(recorded) == before, "Ray refuses an increment of nothing"
+        assert PROCESS.get_sample_value(sample, tags) == shown + 0.5
 
 
 def test_what_is_no_metric_is_refused() -> None:
     with pytest.raises(KeyError):
-        RayMeter().record("skim_router_nothing", 1)
+        ProcessMeter().record("skim_router_nothing", 1)
     assert pool_metric("target", "nothing") is None

@@ -85,7 +85,7 @@ def test_a_run_with_documents_tells_how_they_ran(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(scale, "deployed", lambda config, progress: nullcontext("http://there"))
     monkeypatch.setattr(scale, "send", lambda *args, **kwargs: None)
     monkeypatch.setattr(scale, "send_questions", send_some)
-    monkeypatch.setattr(scale, "watched", lambda zero: nullcontext((samples, Counts())))
+    monkeypatch.setattr(scale, "watched", lambda zero, url: nullcontext((samples, Counts())))
     monkeypatch.setattr(scale, "SETTLE_S", 0.0)
     told = scale.run(scale.ScaleSettings("/models/t", "/models/s", rate=2.0, step_s=30.0, documents=8))
     assert sent == [(8, 5, 0.4), (8, 60, 2.0), (8, 24, 0.4)]

@@ -138,7 +138,7 @@ def test_a_run_tells_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "deployed", lambda config, progress: nullcontext("http://there"))
     monkeypatch.setattr(scale, "send", send)
     samples = list(SAMPLES)
-    monkeypatch.setattr(scale, "watched", lambda zero: nullcontext((samples, Counts())))
+    monkeypatch.setattr(scale, "watched", lambda zero, url: nullcontext((samples, Counts())))
     monkeypatch.setattr(time, "sleep", lambda seconds: samples.append({}))  # a look after the last answer
     settings = scale.ScaleSettings("/models/t", "/models/s", rate=2.0, step_s=30.0, targets=2, fixed=True)
     told = scale.run(settings)

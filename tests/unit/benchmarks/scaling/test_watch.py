@@ -12,7 +12,7 @@ from benchmarks.scaling.watch import Counts, watched
 
 def series(metric: str, value: float, **tags: str) -> str:
     said = ",".join(f'{name}="{tag}"' for name, tag in tags.items())
-    return f"ray_skim_{metric}{{{said}}} {value}\n"
+    return f"skim_{metric}{{{said}}} {value}\n"
 
 
 def routed(replica: str, mode: str, value: float) -> str:
@@ -22,7 +22,7 @@ def routed(replica: str, mode: str, value: float) -> str:
 def test_the_modes_of_a_replica_add_up_and_replicas_are_told_apart() -> None:
     counts = Counts()
     counts.read(
-        "# HELP ray_skim_router_requests_total prompts, by mode\n"
+        "# HELP skim_router_requests_total prompts, by mode\n"
         + routed("a", "dense", 2.0)
         + routed("a", "speculative", 3.0)
         + routed("b", "dense", 7.0)
@@ -59,9 +59,9 @@ def test_the_counts_at_the_end_are_read(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(scale_watch, "_INTERVAL_S", 0.001)
     monkeypatch.setattr(scale_watch, "_look", look)
-    monkeypatch.setattr(scale_watch, "_read_into", lambda counts: counts.read(said[0]))
+    monkeypatch.setattr(scale_watch, "_read_into", lambda counts, url: counts.read(said[0]))
     said = [routed("a", "dense", 2.0)]
-    with watched(time.perf_counter()) as (samples, counts):
+    with watched(time.perf_counter(), "http://there") as (samples, counts):
         assert looked.wait(30)
         said[0] = routed("a", "dense", 5.0)
     assert counts.taken({})["router"] == [5]

@@ -31,9 +31,7 @@ SERVES_OWN = {
     "serve_num_http_error_requests_total": {"error_code"},
     "serve_replica_utilization_percent": {"deployment"},
 }
-SERVES_TAGS = {"deployment", "replica", "application"}
-"""Tags that ray.serve.metrics adds to each metric of a replica."""
-SERIES = re.compile(r"\b(ray_\w+?)(_bucket|_sum|_count)?\b(?:\{([^}]*)\})?")
+SERIES = re.compile(r"\b((?:ray_serve|skim)_\w+?)(_bucket|_sum|_count)?\b(?:\{([^}]*)\})?")
 
 
 def panels() -> list[dict[str, Any]]:
@@ -48,7 +46,7 @@ def expressions() -> list[str]:
 
 def unknown(expression: str) -> Iterator[str]:
     """Names in an expression that nothing exports: metrics, suffixes that their kind does not have, tags."""
-    known_tags: set[str] = {"le"}
+    known_tags = {"le", *re.findall(r'label_replace\(\w+, "(\w+)"', expression)}
     asked_tags: set[str] = set()
     for found in SERIES.finditer(expression):
         name, suffix, labels = found[1].removeprefix("ray_"), found[2], found[3] or ""
@@ -57,7 +55,7 @@ def unknown(expression: str) -> Iterator[str]:
             yield name
         elif bool(suffix) != bool(metric and metric.kind == "histogram"):
             yield f"{name}{suffix or ''}"
-        known_tags |= {*metric.tags, *SERVES_TAGS} if metric else SERVES_OWN.get(name, set())
+        known_tags |= {*metric.tags, "replica"} if metric else SERVES_OWN.get(name, set())
         asked_tags |= set(re.findall(r"(\w+)\s*(?:=|!)", labels))
     for group in re.findall(r"\b(?:by|on|ignoring) \(([^)]*)\)", expression):
         asked_tags |= {tag.strip() for tag in group.split(",")}
@@ -73,12 +71,13 @@ def test_whatever_is_asked_for_is_exported() -> None:
 @pytest.mark.parametrize(
     "typo",
     [
-        "rate(ray_skim_target_round_total[5m])",
-        "rate(skim_target_rounds_total[5m]) + rate(ray_skim_target_rounds[5m])",
-        "ray_skim_router_ttft_seconds",
-        "ray_skim_target_rounds_total_count",
-        'ray_skim_router_requests_total{kind="dense"}',
-        "sum by (reasons) (ray_skim_router_requests_total)",
+        "rate(skim_target_round_total[5m])",
+        "rate(skim_target_rounds_total[5m]) + rate(skim_target_rounds[5m])",
+        'label_replace(skim_target_round_total, "pool", "target", "", "")',
+        "skim_router_ttft_seconds",
+        "skim_target_rounds_total_count",
+        'skim_router_requests_total{kind="dense"}',
+        "sum by (reasons) (skim_router_requests_total)",
         "ray_serve_replica_utilisation_percent",
     ],
 )

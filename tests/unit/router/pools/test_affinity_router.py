@@ -28,7 +28,7 @@ class Replica:
 
 @pytest.fixture
 async def router(monkeypatch):
-    monkeypatch.setattr(replica_choice, "RayMeter", LocalMeter)
+    monkeypatch.setattr(replica_choice, "ProcessMeter", LocalMeter)
     router = AffinityRouter(POOL, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
     router.update_replicas([Replica(one) for one in IDS])
     await until(lambda: all(router.replica_queue_len_cache.get(one) == 0 for one in IDS))
