@@ -1,15 +1,13 @@
 """The first token by arithmetic, beside what was measured: the formulas of `skim plan` with the presets' shapes.
 
-Their efficiencies are those of an earlier run on an H200 without CUDA graphs (`cluster.plan.gpus`).
+Their efficiencies are those of an earlier run on an H200 without CUDA graphs (`cluster.plan`).
 """
 
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from cluster.plan.engine import Model, PlannedEngine
-from cluster.plan.gpus import GPUS, Machine
+from cluster.plan import GPUS, Model, PlannedEngine
 from skim_common.models.costs import Read
-from skim_common.models.size import ModelSize, parameter_counts
 
 PARTS = {"dense": "dense_ms", "read": "speculate_ms", "kept": "prefill_ms"}
 """The parts of the arithmetic, and what is measured of each."""
@@ -30,7 +28,7 @@ class Arithmetic:
         known = next((GPUS[name] for name in GPUS if gpu and name.upper() in gpu.upper()), None)
         if known is None:
             return None
-        return cls(*(PlannedEngine(_model(config), Machine.of(known)) for config in (target, speculator)))
+        return cls(*(PlannedEngine(_model(config), known) for config in (target, speculator)))
 
     def expected(self, tokens: int, kept: int, window: int | None) -> dict[str, float]:
         """Milliseconds of the dense prompt, of the speculator's read, of the kept tokens and of Skim, and dense ÷ Skim.
@@ -61,5 +59,4 @@ def reason(row: dict[str, Any]) -> str:
 def _model(config: dict[str, Any]) -> Model:
     from transformers import AutoConfig
 
-    made = AutoConfig.for_model(**config)
-    return Model.of("model", made.get_text_config(), ModelSize(0, *parameter_counts(made)))
+    return Model.of("model", AutoConfig.for_model(**config).get_text_config())

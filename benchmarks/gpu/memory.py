@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from cluster.plan.gpus import GIB, USABLE, WORKING_GIB
+from cluster.plan import GIB, USABLE, WORKING_GIB
 from skim_common.errors import SkimError
 from skim_common.models.costs import cache_cost
-from skim_common.models.size import parameter_counts
 
 BYTES = 2
 """Size of a bfloat16."""
@@ -37,12 +36,14 @@ class Need:
 
 def weight_bytes(config: dict[str, Any]) -> int:
     """Bytes of the model's parameters in bfloat16. Tied embeddings count once."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    parameters, _ = parameter_counts(AutoConfig.for_model(**config))
-    if parameters is None:
-        raise SkimError(f"transformers cannot build a model of type {config['model_type']}")
-    return BYTES * parameters
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), trust_remote_code=False)
+    except Exception:  # transformers raises many kinds, from ImportError to KeyError
+        raise SkimError(f"transformers cannot build a model of type {config['model_type']}") from None
+    return BYTES * sum(weight.numel() for weight in model.parameters())
 
 
 def kv_bytes(config: dict[str, Any], tokens: int) -> int:

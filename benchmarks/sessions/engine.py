@@ -1,4 +1,4 @@
-"""An engine in virtual time: vLLM's scheduler and prefix cache, with the times of `cluster.plan.engine`.
+"""An engine in virtual time: vLLM's scheduler and prefix cache, with the times of `cluster.plan`.
 
 A step has one token of each running answer, and prefills in the order of arrival, at most `chunk` tokens together
 (vllm.v1.core.sched.scheduler). A prompt begins once there are blocks for it and its answer. Blocks that no running
@@ -18,7 +18,7 @@ from zlib import crc32
 
 import numpy as np
 
-from cluster.plan.engine import PlannedEngine
+from cluster.plan import PlannedEngine
 from kv_transfer.messages import KeptPrompt
 from skim_common.models.costs import Read
 

@@ -30,7 +30,7 @@ VOCABULARY = 128_000
 
 
 def _info(name: str, engine: SimulatedEngine, *, head_profile: bool) -> ModelInfo:
-    positions = engine.planned.model.size.positions
+    positions = engine.planned.model.positions
     return ModelInfo(
         name,
         "simulated",

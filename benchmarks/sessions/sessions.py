@@ -10,7 +10,7 @@ from benchmarks.report.progress import Progress, silent
 from benchmarks.sessions.results import OVER_IDLE, describe, held, plot, row_of, table
 from benchmarks.sessions.simulation import Hardware, System, engines, simulate
 from benchmarks.sessions.traces import Session, drawn, read
-from cluster.plan.gpus import gpu_named
+from cluster.plan import gpu_named
 
 __all__ = ["describe", "plot", "run", "table"]
 

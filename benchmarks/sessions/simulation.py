@@ -10,7 +10,7 @@ hold as many bytes as the stock server's. So per GPU, Skim's sessions are divide
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -23,8 +23,7 @@ from benchmarks.sessions.engine import BLOCK, SimulatedEngine
 from benchmarks.sessions.pools import VOCABULARY, SimulatedPools, generated
 from benchmarks.sessions.prompts import SessionPrompt, grown
 from benchmarks.sessions.traces import Session
-from cluster.plan.engine import Model, PlannedEngine
-from cluster.plan.gpus import GIB, Gpu, Machine
+from cluster.plan import GIB, Machine, Model, PlannedEngine
 from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions
@@ -34,21 +33,20 @@ from router.dispatch.state import CallState
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from skim_common.errors import SkimError
-from skim_common.models.size import ModelSize, parameter_counts
 
 WARM_UP_S = 1800.0
 LONGEST_S = 40 * 3600.0
 SPECULATOR_MEMORY = 0.1
 """The speculator's part of Skim's KV memory: with a tenth of the target's bytes per token, as many tokens."""
 PAIR = Preset("llama-70b", "llama-1b")
-ROWS, LEAST_TOKENS = 256, 200_000
+LEAST_TOKENS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """ranks: GPUs of the target. offload_gib: CPU memory for KV blocks."""
 
-    gpu: Gpu
+    gpu: Machine
     ranks: int
     offload_gib: float
 
@@ -98,18 +96,16 @@ class Simulated:
 def model(name: str) -> Model:
     """`target` or `speculator` of the pair of 70B and 1B, from its config alone."""
     settings = dict(zip(("target", "speculator"), configs(PAIR), strict=True))[name]
-    config = AutoConfig.for_model(**settings)
-    return Model.of(name, config, ModelSize(POSITIONS, *parameter_counts(config)))
+    return replace(Model.of(name, AutoConfig.for_model(**settings)), positions=POSITIONS)
 
 
 def engines(hardware: Hardware, system: System) -> tuple[SimulatedEngine, SimulatedEngine | None]:
     """The target, and Skim's speculator. Raises SkimError if the target does not fit."""
-    machine = Machine.of(hardware.gpu)
+    machine = hardware.gpu
     target = PlannedEngine(model("target"), machine, hardware.ranks, kv_bits=system.kv_bits)
-    memory = target.memory(hardware.gpu, 1, rows=ROWS)
-    if memory is None or memory.sessions < LEAST_TOKENS:
+    if target.kv_room < LEAST_TOKENS * target.kv_bytes(1):
         raise SkimError(f"{hardware.ranks} x {hardware.gpu.name} have no room for 70B and {LEAST_TOKENS:,} tokens")
-    size = memory.kv * GIB * hardware.ranks
+    size = target.kv_room * hardware.ranks
     offloaded = hardware.offload_gib * GIB / _token_bytes(target) if system.offload else 0
     if not system.skim:
         return SimulatedEngine(target, int(size / _token_bytes(target)), int(offloaded)), None

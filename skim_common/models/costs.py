@@ -135,13 +135,6 @@ def _window(text: Any) -> int:
     return getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None) or 0
 
 
-def query_size(text: Any) -> int:
-    """The numbers of one query of one head, the largest if layers differ."""
-    if getattr(text, "kv_lora_rank", None):
-        return int(text.qk_nope_head_dim + text.qk_rope_head_dim)
-    return max(map(_head_size, _layers(text, [""])))
-
-
 def _head_size(text: Any) -> int:
     return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 

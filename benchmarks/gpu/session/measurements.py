@@ -21,7 +21,7 @@ from benchmarks.gpu.vllm_pair import make_profile
 from benchmarks.load import interference
 from benchmarks.report.machine import machine
 from benchmarks.report.statistics import in_words
-from cluster.plan.gpus import GIB
+from cluster.plan import GIB
 
 DEMO = Path(__file__).parents[3] / "demo_models"
 REAL = {"target": "qwen-coder-1.5b", "speculator": "qwen-coder-0.5b"}

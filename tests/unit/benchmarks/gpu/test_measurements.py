@@ -8,8 +8,14 @@ from benchmarks.gpu import decode, scoring, ttft
 from benchmarks.gpu.arithmetic import FAR, Arithmetic, reason
 from benchmarks.gpu.presets import configs, preset
 from benchmarks.gpu.steps.step import ROOT
+from benchmarks.gpu.ttft import KEPT_BY_DEFAULT, kept_by_default
+from evals.results import lengths
+from evals.results.comparison import ALL
+from evals.selection.selectors import GUARDED
+from router.options.request import PrefillOptions
 from skim_common.errors import SkimError
 from tests.unit.benchmarks.gpu.fake_pair import FakePair
+from tests.unit.evals.report.test_report import committed
 
 READS = ("whole", "windows:128")
 
@@ -35,6 +41,25 @@ def test_ways_to_read():
     assert [ttft.window_of(read) for read in READS] == [None, 128]
     with pytest.raises(SkimError, match="windows:TOKENS"):
         ttft.window_of("windows")
+
+
+def test_the_default_keeps_what_the_results_say():
+    """The latest measurement of each length that has one with the default."""
+    found = {}
+    for name in ("lengths-qwen-long", "lengths-qwen-default"):
+        of_lengths = lengths.by_length(lengths.with_default(committed(name)))
+        found |= {length: round(of.figure(ALL, (GUARDED, 0.0)).kept, 2) for length, of in of_lengths.items()}
+    del found[lengths.ALL_LENGTHS]
+    assert dict(sorted(found.items())) == KEPT_BY_DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("tokens", "share"),
+    [(1, 1.0), (1999, 1.0), (2000, 0.38), (4095, 0.38), (4096, 0.37), (8192, 0.32), (16383, 0.32), (1_000_000, 0.30)],
+)
+def test_the_share_of_a_prompt(tokens, share):
+    assert PrefillOptions().min_prompt_tokens == 2000
+    assert kept_by_default(tokens) == share
 
 
 def test_the_arithmetic_is_that_of_the_plan():

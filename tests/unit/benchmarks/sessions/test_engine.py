@@ -9,12 +9,11 @@ import pytest
 from benchmarks.harness.virtual_time import run
 from benchmarks.sessions.engine import BLOCK, PCIE, Blocks, SimulatedEngine, blocks_of
 from benchmarks.sessions.simulation import model
-from cluster.plan.engine import PlannedEngine
-from cluster.plan.gpus import GPUS, Machine
+from cluster.plan import GPUS, PlannedEngine
 from kv_transfer.messages import KeptPrompt
 from skim_common.models.costs import Read
 
-PLANNED = PlannedEngine(model("target"), Machine.of(GPUS["h100"]), 4)
+PLANNED = PlannedEngine(model("target"), GPUS["h100"], 4)
 ROOM = 100_000
 
 

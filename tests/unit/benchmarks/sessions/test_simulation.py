@@ -6,7 +6,7 @@ from benchmarks.sessions import simulation
 from benchmarks.sessions.results import held, row_of, table
 from benchmarks.sessions.simulation import Hardware, System, engines, simulate
 from benchmarks.sessions.traces import Session, Turn
-from cluster.plan.gpus import GPUS
+from cluster.plan import GPUS
 
 HARDWARE = Hardware(GPUS["h100"], 4, 512)
 STOCK, SKIM, CATCH_UP = System(), System(skim=True), System(skim=True, catch_up=True)

@@ -15,12 +15,11 @@ def test_the_answer_as_text_and_json(skim, pair, tmp_path):
     )  # fmt: skip
     assert (ran.code, ran.err) == (0, "")
     result = json.loads(file.read_text())
-    assert result["skim"]["gpus"] == 2
-    assert result["plain"]["gpus"] == 4
-    assert result["skim"]["speculator"]["memory_gib"]["weights"] == pytest.approx(2.3, abs=0.05)
-    assert result["skim"]["first_token_s"] < result["plain"]["first_token_s"]
-    assert result["gpu"]["measured"] is True
-    for text in (result["verdict"], "tensor parallel x replicas", "not possible", "decode 41%"):
+    pools = result["pools"]
+    assert [(pool["tensor_parallel"], pool["replicas"]) for pool in pools.values()] == [(1, 1), (1, 1), (1, 4)]
+    assert pools["speculator"]["weights_gib"] == pytest.approx(2.3, abs=0.05)
+    assert 2000 < result["pays_from_tokens"] < 32000
+    for text in ("tensor parallel x replicas", "Skim: 2 GPUs", "plain vLLM: 4 GPUs", "sooner with Skim from"):
         assert text in ran.out
 
 
@@ -31,20 +30,10 @@ def test_a_file_names_the_models_and_the_keep_rate(skim, pair, tmp_path):
     )
     models = config.read_text().replace("{keep_rate: 0.4}", "{keep_rate: auto}")
     (default := tmp_path / "default.yaml").write_text(models)
-    asked = (
-        ((config,), 0.4),
-        ((config, "--keep-rate", 0.1), 0.1),
-        ((default,), 0.3),
-        ((default, "--prompt", 4096), 0.37),
-    )
-    for words, rate in asked:
+    for words, rate in (((config,), 0.4), ((config, "--keep-rate", 0.1), 0.1), ((default,), 0.3)):
         file = tmp_path / "plan.json"
-        ran = skim("plan", "size", *words, "--json", file)
-        assert ran.code == 0
-        result = json.loads(file.read_text())
-        assert result["load"]["keep_rate"] == rate
-        assert result["load"]["by_default"] == (words[0] is default) == ("Kept: what the default kept" in ran.out)
-        assert (result["target"], result["speculator"]) == pair
+        assert skim("plan", "size", *words, "--json", file).code == 0
+        assert json.loads(file.read_text())["keep_rate"] == rate
 
 
 @pytest.mark.parametrize("selection", ["{read: whole}", "{scoring: attention}", "{granularity: chunk}"])
@@ -53,14 +42,10 @@ def test_a_file_without_windows_reads_prompts_as_a_whole(skim, pair, tmp_path, s
     models, found = f"speculator: {{model: {pair[1]}}}\ntarget: {{model: {pair[0]}}}\n", []
     for text in (models, f"{models}selection: {selection}\n"):
         config.write_text(text)
-        assert skim("plan", "size", config, "--prompt", 64000, "--slo-ttft", 9, "--json", file).code == 0
+        assert skim("plan", "size", config, "--prompt", 64000, "--json", file).code == 0
         found.append(json.loads(file.read_text()))
-    windows, whole = (result["skim"]["speculator"]["prefill_s"] for result in found)
+    windows, whole = (result["pools"]["speculator"]["prefill_s"] for result in found)
     assert windows < whole / 1.4
-    assert [result["assumptions"][1].split(" as one ")[0] for result in found] == [
-        "The speculator reads a prompt in windows,",
-        "The speculator reads a prompt as a whole.",
-    ]
 
 
 def test_a_file_can_do_without_the_second_read(skim, pair, tmp_path):
@@ -70,9 +55,8 @@ def test_a_file_can_do_without_the_second_read(skim, pair, tmp_path):
         config.write_text(f"{models}selection: {{read_again: {again}}}\n")
         assert skim("plan", "size", config, "--json", file).code == 0
         found[again] = json.loads(file.read_text())
-    once, twice = (found[again]["skim"]["speculator"]["prefill_s"] for again in ("off", "on"))
+    once, twice = (found[again]["pools"]["speculator"]["prefill_s"] for again in ("off", "on"))
     assert 1.25 * once < twice < 1.4 * once
-    assert [again for again, result in found.items() if "once more" in result["assumptions"][1]] == ["on"]
 
 
 def test_in_windows_a_speculator_reads_more_than_its_positions(skim, pair, tmp_path):
