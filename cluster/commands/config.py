@@ -38,8 +38,7 @@ def check(config: ConfigFile) -> None:
 @app.command()
 def show(config: ConfigFile) -> None:
     """Print a deployment file with every default filled in, as equivalent YAML."""
-    from cluster.config.load import load_config
-    from cluster.config.show import as_yaml
+    from cluster.config.load import as_yaml, load_config
 
     print(as_yaml(load_config(config)), end="")
 

@@ -1,19 +1,29 @@
-"""A deployment from a YAML file, from command-line flags, or from a file with flags over it.
+"""A deployment from a YAML file, from command-line flags, or from a file with flags over it; and shown as YAML.
 
 Every error is one sentence that names the setting, such as `target.tensor_parallel`, and its line in the file.
 """
 
-from collections.abc import Mapping
+import re  # noqa: TID251  names of settings
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+import yaml
+from pydantic import BaseModel, ValidationError
 
-from cluster.config.file import faults_by_line, line_of, read_settings
 from cluster.config.schema import DeploymentConfig
-from cluster.config.show import HIDDEN
 from skim_common.errors import SkimError
 from skim_common.models.source import located, public_name
+from skim_common.validation import SECRETS, Problem, problems
+
+Location = tuple[int | str, ...]
+Lines = dict[Location, int | None]
+
+HIDDEN = "***"
+"""What `as_yaml` writes in the place of a secret. A file with it is refused."""
+COMMENT_COLUMN = 40
+_SECRET_VARIABLE = re.compile("TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
 def load_config(path: str | Path) -> DeploymentConfig:
@@ -27,43 +37,64 @@ def config_from_flags(path: str | Path | None, overrides: Mapping[str, Any]) -> 
     overrides: values by dotted name, such as {"target.model": Path("big")}; None keeps the file's value. A Path is
     a model: a hub name, or a folder, which starts at the working directory if it is relative. Raises SkimError.
     """
-    settings, text = read_settings(Path(path)) if path is not None else ({}, "")
+    settings, lines = read_settings(Path(path)) if path is not None else (dict[str, Any](), Lines())
     for name, value in overrides.items():
         if value is not None:
-            _set(settings, name.split("."), located(str(value), Path.cwd()) if isinstance(value, Path) else value)
+            names = tuple(name.split("."))
+            _set(settings, names, located(str(value), Path.cwd()) if isinstance(value, Path) else value)
+            lines = {location: line for location, line in lines.items() if location[: len(names)] != names}
+            lines[names] = None
     if hidden := _hidden(settings):
         raise SkimError(f"{path}: {hidden}: is hidden by `skim config show`; write the secret itself, or leave it out")
     folder = Path(path).parent if path is not None else Path()
-    try:
-        config = DeploymentConfig.model_validate(settings, context={"folder": folder.absolute()})
-    except ValidationError as error:
-        lines = line_of(text, given_elsewhere={name for name, value in overrides.items() if value is not None})
-        raise SkimError(f"{path or 'command line'}: {faults_by_line(error, DeploymentConfig, lines)}") from None
-    return _named(config)
+    return _validated(settings, str(path or "command line"), lines, folder.absolute())
 
 
 def config_from_settings(settings: Mapping[str, Any]) -> DeploymentConfig:
     """The deployment in `settings`; its model folders must be absolute, or hub names. Raises SkimError."""
+    return _validated(settings, "deployment settings")
+
+
+def read_settings(path: Path) -> tuple[dict[str, Any], Lines]:
+    """The settings in the YAML file, and the line of each. Raises SkimError, also for a setting that is given twice."""
     try:
-        return _named(DeploymentConfig.model_validate(dict(settings)))
-    except ValidationError as error:
-        raise SkimError(f"deployment settings: {faults_by_line(error, DeploymentConfig, line_of(''))}") from None
+        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(text, yaml.SafeLoader)
+        settings = yaml.safe_load(text)
+    except FileNotFoundError:
+        raise SkimError(f"config file {path} does not exist") from None
+    except OSError as error:
+        raise SkimError(f"config file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SkimError(f"config file {path} is not UTF-8 text") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise SkimError(f"config file {path}{where} is not valid YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(settings, dict):
+        raise SkimError(f"config file {path} must hold settings such as `target:` and `speculator:`")
+    lines = Lines()
+    for location, line in _lines(root):
+        if location in lines:
+            name = ".".join(map(str, location))
+            raise SkimError(f"{path}: line {line}: {name}: is already set in line {lines[location]}; keep one of them")
+        lines[location] = line
+    return settings, lines
 
 
-def _named(config: DeploymentConfig) -> DeploymentConfig:
-    if config.served_model_name:
-        return config
-    return config.model_copy(update={"served_model_name": public_name(config.target.model)})
+def _lines(node: yaml.Node | None, location: Location = ()) -> Iterator[tuple[Location, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = (*location, key.value)
+            yield here, key.start_mark.line + 1
+            yield from _lines(value, here)
+    elif isinstance(node, yaml.SequenceNode):
+        for i, item in enumerate(node.value):
+            yield (*location, i), item.start_mark.line + 1
+            yield from _lines(item, (*location, i))
 
 
-def _hidden(value: Any, name: str = "") -> str | None:
-    """The dotted name of a setting whose value `skim config show` has replaced."""
-    if isinstance(value, dict):
-        return next(filter(None, (_hidden(one, f"{name}.{key}".lstrip(".")) for key, one in value.items())), None)
-    return name if value == HIDDEN else None
-
-
-def _set(settings: dict[str, Any], names: list[str], value: Any) -> None:
+def _set(settings: dict[str, Any], names: Sequence[str], value: Any) -> None:
     """Set settings[a][b] = value and add missing sections. Validation reports a section of a wrong type."""
     *sections, last = names
     for section in sections:
@@ -71,3 +102,85 @@ def _set(settings: dict[str, Any], names: list[str], value: Any) -> None:
         if not isinstance(settings, dict):
             return
     settings[last] = value
+
+
+def _hidden(value: Any, name: str = "") -> str | None:
+    """The dotted name of a setting whose value is HIDDEN."""
+    if isinstance(value, dict):
+        return next(filter(None, (_hidden(one, f"{name}.{key}".lstrip(".")) for key, one in value.items())), None)
+    return name if value == HIDDEN else None
+
+
+def _validated(
+    settings: Mapping[str, Any], source: str, lines: Lines | None = None, folder: Path = Path()
+) -> DeploymentConfig:
+    """Raises SkimError with all problems, each with its line and name: `line 3: router.port: should be less than ...`.
+
+    source: what the settings come from, for the error. folder: where their relative paths start.
+    """
+    try:
+        config = DeploymentConfig.model_validate(dict(settings), context={"folder": folder})
+    except ValidationError as error:
+        raise SkimError(
+            f"{source}: {'; '.join(_sentence(problem, lines or {}) for problem in problems(error))}"
+        ) from None
+    if config.served_model_name:
+        return config
+    return config.model_copy(update={"served_model_name": public_name(config.target.model)})
+
+
+def _sentence(problem: Problem, lines: Lines) -> str:
+    """A setting that is missing has the line of the section that should contain it."""
+    hint = ""
+    if problem.kind == "extra_forbidden":
+        known = _setting_names(problem.location[:-1])
+        close = get_close_matches(str(problem.location[-1]), known, 1)
+        hint = f"; did you mean {close[0]}?" if close else f"; the settings here are {', '.join(known)}"
+    sections = (problem.location[:n] for n in range(len(problem.location), 0, -1))
+    line = next((lines[section] for section in sections if section in lines), None)
+    return f"{f'line {line}: ' if line else ''}{problem.name}: {problem.fault}{hint}"
+
+
+def _setting_names(location: Location) -> list[str]:
+    """The names of the settings in the section at `location`."""
+    model: type[BaseModel] = DeploymentConfig
+    for name in location:
+        if not isinstance(name, int):
+            annotation = model.model_fields[str(name)].annotation
+            kinds = (annotation, *get_args(annotation))  # optional, or one of several
+            model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return list(model.model_fields)
+
+
+class _OneLine(yaml.SafeDumper):
+    """Quotes every text, so that none is taken for a number or broken over lines."""
+
+
+_OneLine.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
+
+
+def as_yaml(config: BaseModel) -> str:
+    """`config` with every default and the meaning of each setting. It loads again to an equal one without secrets."""
+    return "\n".join(_shown(config, _without_secrets(config.model_dump(mode="json")), "")) + "\n"
+
+
+def _without_secrets(value: Any, name: str = "", section: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _without_secrets(one, str(key), name) for key, one in value.items()}
+    secret = name in SECRETS or (section == "env" and _SECRET_VARIABLE.search(name))
+    return HIDDEN if secret and value else value
+
+
+def _shown(section: BaseModel, values: dict[str, Any], indent: str) -> Iterator[str]:
+    for name, field in type(section).model_fields.items():
+        value, comment = getattr(section, name), field.description
+        if isinstance(value, BaseModel):
+            line, comment = f"{indent}{name}:", (type(value).__doc__ or "").splitlines()[0]
+        else:
+            text = yaml.dump(
+                values[name], Dumper=_OneLine, default_flow_style=True, width=float("inf"), allow_unicode=True
+            )
+            line = f"{indent}{name}: {text.splitlines()[0]}"
+        yield f"{line:<{COMMENT_COLUMN}}  # {comment}" if comment else line
+        if isinstance(value, BaseModel):
+            yield from _shown(value, values[name], indent + "  ")

@@ -82,7 +82,7 @@ def write_config(config: Path | None, target: str, speculator: str, result: dict
 
     Comments of `config` are not kept. Raises SkimError.
     """
-    from cluster.config.file import read_settings
+    from cluster.config.load import read_settings
 
     settings = {} if config is None else read_settings(config)[0]
     for pool, model in (("target", target), ("speculator", speculator)):

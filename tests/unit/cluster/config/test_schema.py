@@ -7,9 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.config import without_effect
-from cluster.config.load import config_from_flags, config_from_settings, load_config
+from cluster.config.load import as_yaml, config_from_flags, config_from_settings, load_config
 from cluster.config.pools import TargetConfig
-from cluster.config.show import as_yaml
 from router.options.policies import PolicyOptions
 from skim_common.errors import SkimError
 from skim_common.models.source import is_hub_name
