@@ -130,7 +130,7 @@ def _endpoint(options: BatchOptions, batch_id: str, print_line: PrintLine) -> It
     import ray
 
     from actors.ray_hooks.loopback import ON_LOOPBACK
-    from cluster.serve.ray_start import join_ray, start_ray
+    from cluster.serve.ray_cluster import join_ray, start_ray
 
     if options.address is None:
         start_ray(ON_LOOPBACK)

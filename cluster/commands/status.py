@@ -3,8 +3,7 @@
 import ray
 
 from cluster.commands.output import print_line
-from cluster.serve.ray_liveness import call_with_timeout
-from cluster.serve.ray_start import join_ray
+from cluster.serve.ray_cluster import call_with_timeout, join_ray
 from cluster.serve.status import PartStatus, current_parts
 from skim_common.errors import SkimError
 

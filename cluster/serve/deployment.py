@@ -30,9 +30,15 @@ from cluster.serve.preflight import (
     fetch_weights,
     with_pinned_models,
 )
-from cluster.serve.ray_liveness import call_with_timeout, ray_answers
-from cluster.serve.ray_start import join_ray, start_ray, told_in_one_sentence
-from cluster.serve.routers import app_handle, drain_connections
+from cluster.serve.ray_cluster import (
+    app_handle,
+    as_skim_error,
+    call_with_timeout,
+    drain_connections,
+    join_ray,
+    ray_answers,
+    start_ray,
+)
 from cluster.serve.status import failure_reason
 from skim_common.environment import unless_set
 from skim_common.errors import SkimError
@@ -112,7 +118,7 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
     Serve replaces only the changed replicas, one after the other. An old replica takes no new requests and stops when
     its answers are finished, at the latest after `drain_timeout_s`. A pool of two or more replicas stays available.
     """
-    with told_in_one_sentence("the deployment did not start", START_ADVICE):
+    with as_skim_error("the deployment did not start", START_ADVICE):
         config = config.placed(on_gpus=bool(ray.cluster_resources().get("GPU")))
         _check_resources(config)
         check_endpoint(config.router, running_http_options())

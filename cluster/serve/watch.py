@@ -6,7 +6,7 @@ from threading import Event
 import ray
 
 from actors.ray_hooks.local_ray import dead_ray_process
-from cluster.serve.ray_liveness import call_with_timeout, ray_answers
+from cluster.serve.ray_cluster import call_with_timeout, ray_answers
 from cluster.serve.status import PartStatus, current_parts
 from skim_common.errors import SkimError
 

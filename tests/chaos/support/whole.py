@@ -11,7 +11,7 @@ import psutil
 from ray.serve.context import _get_global_client
 
 from cluster.serve.app import APP_NAME
-from cluster.serve.ray_liveness import call_with_timeout
+from cluster.serve.ray_cluster import call_with_timeout
 from demo_models.documents import make_document
 from tests.chaos.support.killed import Killed
 

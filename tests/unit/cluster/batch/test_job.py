@@ -19,7 +19,7 @@ from cluster.batch.command import BatchOptions
 from cluster.batch.job import run_batch
 from cluster.batch.plan import Part
 from cluster.batch.worker import PartReport, PartWorker, WorkerSettings
-from cluster.serve import ray_start
+from cluster.serve import ray_cluster
 from router.options.headers import LATER_REQUESTS
 from skim_common.errors import SkimError
 from tests.unit.cluster.batch.conftest import row, write_questions, write_rows
@@ -240,8 +240,8 @@ def test_a_batch_starts_and_joins_ray_as_a_deployment_does(
 ) -> None:
     """Checked, without the Serve of an earlier Ray, and tried again."""
     calls: list[str] = []
-    monkeypatch.setattr(ray_start, "start_ray", lambda switches: calls.append("start"))
-    monkeypatch.setattr(ray_start, "join_ray", lambda address: calls.append(f"join {address}"))
+    monkeypatch.setattr(ray_cluster, "start_ray", lambda switches: calls.append("start"))
+    monkeypatch.setattr(ray_cluster, "join_ray", lambda address: calls.append(f"join {address}"))
     monkeypatch.setattr("ray.shutdown", lambda: calls.append("leave"))
     with job._endpoint(BatchOptions("i", "o", "http://endpoint", None, 4, 1, 60.0, address), "id", print) as url:
         assert url == "http://endpoint"

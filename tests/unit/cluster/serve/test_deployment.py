@@ -15,7 +15,7 @@ from actors.lifecycle.failed_starts import FailedStart
 from actors.ray_hooks.loopback import ON_LOOPBACK
 from actors.ray_hooks.serve_logger import is_for_the_user
 from cluster.config.load import config_from_flags, load_config
-from cluster.serve import deployment, ray_start
+from cluster.serve import deployment, ray_cluster
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES
 from cluster.serve.deployment import FAILED_START
 from skim_common.environment import CORES
@@ -303,7 +303,7 @@ def dry_run(cluster, monkeypatch):
     monkeypatch.setattr(deployment, "check_memory", lambda config: None)
     monkeypatch.setattr(deployment.ray, "init", lambda **kwargs: told.update(os.environ))
     monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
-    monkeypatch.setattr(ray_start, "is_on_loopback", lambda address: False)
+    monkeypatch.setattr(ray_cluster, "is_on_loopback", lambda address: False)
     monkeypatch.setattr(deployment, "_stop", lambda name: None)
     monkeypatch.setattr(deployment, "apply", lambda config, name, progress: config)
     return told
@@ -360,7 +360,7 @@ def test_a_second_deployment_of_a_process_asks_its_own_serve(monkeypatch):
     same_job = SimpleNamespace(get_job_id=lambda: "01000000")
     monkeypatch.setattr(context.ray, "get_runtime_context", lambda: same_job)
     assert context._cached_client_from_current_session(), "the control: Serve would ask the dead controller"
-    ray_start._init_ray("start Ray", "start again")
+    ray_cluster._init_ray("start Ray", "start again")
     assert not context._cached_client_from_current_session()
 
 
@@ -369,7 +369,7 @@ def test_a_ray_of_this_machine_alone_offers_what_is_asked_for(monkeypatch, cpus,
     """Ray finds the GPUs itself, not what is only called so."""
     offered = {}
     monkeypatch.setattr(deployment.ray, "init", lambda **options: offered.update(options))
-    monkeypatch.setattr(ray_start, "init_on_loopback", lambda alone: None)
+    monkeypatch.setattr(ray_cluster, "init_on_loopback", lambda alone: None)
     none = {"router.cpus": cpus, "speculator.cpus_per_replica": 0, "target.cpus_per_replica": 0}
     config = config_from_flags(CONFIG_FILE, {**none, "speculator.resources": {"GPU_fast": 1, "CPU_rack": 2}})
     deployment._start_ray(config.placed(on_gpus=True), {})

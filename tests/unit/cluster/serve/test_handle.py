@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ray import serve
 
-from cluster.serve.routers import app_handle
+from cluster.serve.ray_cluster import app_handle
 
 
 class Handle(SimpleNamespace):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from ray.serve.exceptions import RayServeException
 
-from cluster.serve import routers as farewell
-from cluster.serve.routers import drain_connections
+from cluster.serve import ray_cluster as farewell
+from cluster.serve.ray_cluster import drain_connections
 
 
 class Routers:
@@ -43,7 +43,7 @@ def test_until_every_router_is_idle(monkeypatch):
 
 
 def test_clients_that_do_not_go_are_left(monkeypatch):
-    monkeypatch.setattr(farewell, "LONGEST_S", 0.0)
+    monkeypatch.setattr(farewell, "DRAIN_LIMIT_S", 0.0)
     assert asked(monkeypatch, lambda number: [True]) == 1
 
 

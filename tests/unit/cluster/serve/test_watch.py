@@ -7,7 +7,7 @@ import pytest
 
 from actors.ray_hooks.local_ray import dead_ray_process, worker
 from cluster.serve import watch
-from cluster.serve.ray_liveness import call_with_timeout
+from cluster.serve.ray_cluster import call_with_timeout
 from cluster.serve.status import PartStatus
 from cluster.serve.watch import RayGoneError
 

@@ -1,0 +1,167 @@
+"""The Ray cluster under a deployment: it is started or joined, called with time limits, and drained.
+
+A start that fails is one sentence, after one more attempt, and leaves no process behind.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from queue import Empty, Queue
+from threading import Thread
+from typing import Any, TypeVar
+
+import psutil
+import ray
+from ray import serve
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from actors.ray_hooks.handles import init_with_own_loop
+from actors.ray_hooks.local_ray import dead_ray_process
+from actors.ray_hooks.loopback import ON_LOOPBACK, init_on_loopback, is_on_loopback
+from actors.ray_hooks.serve_client import forget_earlier_serve
+from actors.ray_hooks.serve_logger import print_warnings_only
+from skim_common.environment import with_environment
+from skim_common.errors import SkimError
+from skim_common.versions import check_version
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 2
+"""Ray's own limits for its start are short: on a loaded machine the second attempt often keeps them."""
+STOP_LIMIT_S = 10.0
+ANSWER_LIMIT_S = 10.0
+DRAIN_LIMIT_S = 15.0
+"""Maximum time that routers keep serving while their connections drain."""
+QUIET_S = 1.0
+"""Time without a request after which the connections count as drained."""
+LOCAL_ADVICE = (
+    "see that memory, processors and disk of this machine are free, and that this user may write to HOME and /tmp (or"
+    " set RAY_TMPDIR to another folder)"
+)
+
+
+def start_ray(switches: Mapping[str, str], **options: Any) -> None:
+    """Start a local Ray cluster. switches: environment variables of all its processes. options: of `ray.init`."""
+    init_on_loopback(switches.items() >= ON_LOOPBACK.items())
+    local = {"address": "local", "include_dashboard": False, **options}
+    with with_environment(switches):
+        retried(lambda: _init_ray("start Ray on this machine", LOCAL_ADVICE, **local))
+
+
+def join_ray(address: str) -> None:
+    """Connect to the Ray cluster at `address`, which may have been started by Skim. Raises SkimError."""
+    with suppress(ConnectionError):  # no address: Ray says so
+        init_on_loopback(is_on_loopback(address))
+    _init_ray(f"reach the Ray cluster at {address}", "start it, or correct --address", address=address)
+
+
+def _init_ray(what: str, advice: str, **options: Any) -> None:
+    check_version("ray")
+    forget_earlier_serve()
+    print_warnings_only()
+    with as_skim_error(f"cannot {what}", advice):
+        ray.init(log_to_driver=False, logging_level="ERROR", **options)
+
+
+@contextmanager
+def as_skim_error(what: str, advice: str) -> Iterator[None]:
+    """Any error but SkimError becomes a SkimError: `what` failed, its reason, and what to do. Ray raises all kinds."""
+    try:
+        yield
+    except SkimError:
+        raise
+    except Exception as error:
+        cause: BaseException = error
+        while isinstance(cause, RayTaskError):
+            cause = cause.cause
+        reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__).rstrip(".")
+        raise SkimError(f"{what}: {reason}; {advice}") from error
+
+
+def retried(start: Callable[[], None]) -> None:
+    """Call `start`, which starts a local Ray; if it fails, end what it has started, and try once more."""
+    for attempt in range(1, ATTEMPTS + 1):
+        before = set(psutil.Process().children(recursive=True))
+        try:
+            start()
+            return
+        except BaseException as error:  # also Ctrl-C
+            _end_children_since(before)
+            # A wrong value stays wrong, and a folder closed.
+            lasts = not isinstance(error, SkimError) or isinstance(error.__cause__, ValueError | PermissionError)
+            if lasts or attempt == ATTEMPTS:
+                raise
+
+
+def _end_children_since(before: set[psutil.Process]) -> None:
+    """Ray forgets the processes of a start that fails."""
+    with suppress(Exception):
+        ray.shutdown()
+    started = [child for child in psutil.Process().children(recursive=True) if child not in before]
+    for child in started:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(started, STOP_LIMIT_S)
+
+
+def call_with_timeout(call: Callable[[], T], timeout_s: float) -> T:
+    """The result of `call`. Raises TimeoutError after `timeout_s`; the call goes on in a thread of its own.
+
+    Ray's own calls wait for a dead head without a limit.
+    """
+    results: Queue[tuple[T | None, Exception | None]] = Queue()
+
+    def run() -> None:
+        try:
+            results.put((call(), None))
+        except Exception as error:
+            results.put((None, error))
+
+    Thread(target=run, daemon=True).start()
+    try:
+        result, error = results.get(timeout=timeout_s)
+    except Empty:
+        raise TimeoutError from None
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]  # None only where T is
+
+
+def ray_answers() -> bool:
+    """Whether the connected Ray cluster still has a head that answers."""
+    if not ray.is_initialized() or dead_ray_process():
+        return False
+    try:
+        call_with_timeout(ray.nodes, ANSWER_LIMIT_S)
+    except Exception:
+        return False
+    return True
+
+
+def app_handle(name: str) -> DeploymentHandle:
+    """The handle of the application `name`. Raises RayServeException if it does not run.
+
+    In a pod the environment has `SERVE_SWITCHES`, with which a handle would need the event loop of its process.
+    """
+    handle = serve.get_app_handle(name)
+    init_with_own_loop(handle)
+    return handle
+
+
+def drain_connections(name: str) -> None:
+    """Routers close each connection with its next answer; until they are idle, but for `DRAIN_LIMIT_S` at most.
+
+    name: of the Serve application, whose proxies answer 404 once it is deleted. Routers that do not reply are left
+    alone.
+    """
+    deadline = time.monotonic() + DRAIN_LIMIT_S
+    try:
+        routers = app_handle(name)
+        while any(routers.broadcast("drain").results(timeout_s=QUIET_S * 5)) and time.monotonic() < deadline:
+            time.sleep(QUIET_S)
+    except (RayError, RayServeException, TimeoutError) as error:
+        logger.info("the routers could not send their clients away: %s", type(error).__name__)
