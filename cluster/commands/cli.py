@@ -212,7 +212,7 @@ def serve(
 
     begin_check(deployment)  # it runs beside these imports
     from cluster.serve.deployment import deployed
-    from cluster.serve.watch import Changes, RayGoneError, watch
+    from cluster.serve.status import Changes, RayGoneError, watch
 
     console.print(f"Starting [bold]{deployment.served_model_name}[/]: {', '.join(deployment.pools)}, router")
     try:

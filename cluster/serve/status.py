@@ -1,120 +1,39 @@
-"""The state of a running deployment: one line per part, with the reason if it is down."""
+"""The state of a running deployment, one line per part, with the reason if it is down; and watching it.
+
+`skim serve` watches until Ctrl-C, or until its Ray is gone.
+"""
 
 import re  # noqa: TID251  messages of engines and of Serve
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from threading import Event
+from typing import NamedTuple
 
+import ray
 from ray import serve
-from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview, ServeStatus
+from ray.serve.schema import DeploymentStatusOverview
 from ray.util import placement_group_table
 
 from actors.lifecycle.failed_probes import failed_probes
-from actors.lifecycle.failed_starts import FailedStart, last_failed_start
+from actors.lifecycle.failed_starts import last_failed_start
+from actors.ray_hooks.local_ray import dead_ray_process
 from cluster.serve.app import APP_NAME
+from cluster.serve.ray_cluster import call_with_timeout, ray_answers
+from skim_common.errors import SkimError
 
 ORDER = ("router", "speculator", "prefill", "target")
 NOT_PLACED = ("PENDING", "RESCHEDULING")
 SCALING = ("UPSCALING", "DOWNSCALING")
 """With an `UPDATING` of which replicas run: what changes its size or its version, and is not down."""
 PROXY_ENDS = ("UNHEALTHY", "DRAINED")
-TRUST = "start_probe: off trusts the pool"
 
+PERIOD_S = 2.0
+LIMIT_S = 10.0
+"""How often the parts are looked at, and how long Serve may take to answer."""
+RAY_GONE_AFTER_S = 30.0
+"""Maximum time for which a Ray that was not started here may be out of reach: its head may be starting again."""
 
-class PartStatus(NamedTuple):
-    """A pool, the router or a proxy. line: its state and, if it is not healthy, the reason. reason: empty if there is
-    nothing to repair: it is healthy, or changes its size or version while replicas run."""
-
-    name: str
-    line: str
-    reason: str = ""
-
-
-class Causes(NamedTuple):
-    """What Serve's messages lack, by pool. waiting: see `waiting_groups`. failed: see `last_failed_start`."""
-
-    waiting: Mapping[str, str] = {}
-    failed: Mapping[str, FailedStart | None] = {}
-
-
-def current_parts(name: str = APP_NAME) -> list[PartStatus] | None:
-    """The parts of the application on the connected Ray cluster; None if it does not run. It may wait for Ray."""
-    status = serve.status()
-    application = status.applications.get(name)
-    if application is None:
-        return None
-    down = [part for part, found in application.deployments.items() if found.status != "HEALTHY"]
-    failed = {part: last_failed_start(name, part) for part in down}
-    waiting = waiting_groups(placement_group_table(), name) if down else {}
-    probes = probe_parts(failed_probes(name))
-    return [*parts_of(application, Causes(waiting, failed)), *probes, *_proxies(status)]
-
-
-def waiting_groups(table: Mapping[str, Mapping[str, Any]], name: str = APP_NAME) -> dict[str, str]:
-    """By pool, the resources that a replica on several nodes waits for.
-
-    table: of ray.util.placement_group_table. Serve gives the placement group of a replica the name of its actor.
-    """
-    replicas = f"SERVE_REPLICA::{name}#"
-    waiting: dict[str, str] = {}
-    for group in table.values():
-        pool = group["name"].removeprefix(replicas).partition("#")[0]
-        if group["state"] in NOT_PLACED and group["name"].startswith(replicas):
-            total = sum((Counter(bundle) for bundle in group["bundles"].values()), Counter[str]())
-            waiting[pool] = ", ".join(f"{amount:.3g} {resource}" for resource, amount in sorted(total.items()))
-    return waiting
-
-
-def parts_of(application: ApplicationStatusOverview, causes: Causes = Causes()) -> list[PartStatus]:  # noqa: B008  a constant
-    """The pools and the router of an application."""
-    parts = sorted(application.deployments.items(), key=lambda part: ORDER.index(part[0]) if part[0] in ORDER else 9)
-    return [_part(name, part, causes) for name, part in parts]
-
-
-def probe_parts(failed: Mapping[str, str]) -> list[PartStatus]:
-    """The start probes that have failed, by pool (`failed_probes`): their pools run, but cannot be trusted."""
-    names = {pool: f"{pool} start probe" for pool in failed}
-    return [
-        PartStatus(names[pool], f"{names[pool]}: failed, so all prompts run dense ({TRUST}): {why}", why)
-        for pool, why in sorted(failed.items())
-    ]
-
-
-def _proxies(status: ServeStatus) -> list[PartStatus]:
-    """The HTTP proxies that do not work, and no others: there is one on each node."""
-    ends = [node for node, state in status.proxies.items() if state in PROXY_ENDS]
-    reason = f"{len(ends)} of {len(status.proxies)} do not answer"
-    return [PartStatus("proxy", f"proxy: {reason}", reason)] if ends else []
-
-
-def _part(name: str, part: DeploymentStatusOverview, causes: Causes) -> PartStatus:
-    running = part.replica_states.get("RUNNING", 0)
-    others = [
-        f"{count} {state.lower()}" for state, count in part.replica_states.items() if state != "RUNNING" and count
-    ]
-    replicas = ", ".join([f"{running} running", *others])
-    state = part.status.lower().replace("_", " ")
-    if part.status == "HEALTHY":
-        return PartStatus(name, f"{name}: {state} ({replicas})")
-    why = _why(name, part.message, causes)
-    changes = part.status in SCALING or (part.status == "UPDATING" and running)
-    told = why or "replicas are starting or ending"
-    return PartStatus(name, f"{name}: {state} ({replicas}): {told}", "" if changes and not why else told)
-
-
-def _why(name: str, message: str, causes: Causes) -> str:
-    if waits_for := causes.waiting.get(name):
-        return f"a replica waits for nodes with {waits_for} in all"
-    if failed := causes.failed.get(name):
-        times = f" {failed.failures} times in a row" if failed.failures > 1 else ""
-        return f"a replica failed to start{times}: {failed.reason}"
-    for pattern, meaning in _MEANINGS:
-        if found := re.search(pattern, message):
-            return meaning.format(*found.groups())
-    return failure_reason([message]) if message.strip() else ""
-
-
-_MEANINGS = (
+MEANINGS = (
     (
         r"SIGKILL|OutOfMemoryError|running low on memory|worker process has died",
         "the process of a replica was killed while it started, perhaps by the kernel for memory",
@@ -129,6 +48,77 @@ _MEANINGS = (
 """Serve's messages (ray.serve._private.deployment_state) by a part of them, and what they mean here."""
 
 
+class RayGoneError(SkimError):
+    """The Ray cluster under a deployment has ended."""
+
+
+class PartStatus(NamedTuple):
+    """A pool, the router or a proxy. line: its state and, if it is not healthy, the reason. reason: empty if there is
+    nothing to repair: it is healthy, or changes its size or version while replicas run."""
+
+    name: str
+    line: str
+    reason: str = ""
+
+
+def current_parts(app: str = APP_NAME) -> list[PartStatus] | None:
+    """The parts of the application on the connected Ray cluster; None if it does not run. It may wait for Ray.
+
+    A start probe that has failed is a part: its pool runs, but cannot be trusted. The HTTP proxies that do not work are
+    one part.
+    """
+    status = serve.status()
+    if (application := status.applications.get(app)) is None:
+        return None
+    names = sorted(application.deployments, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+    parts = [_part(app, name, application.deployments[name]) for name in names]
+    for pool, reason in sorted(failed_probes(app).items()):
+        name = f"{pool} start probe"
+        line = f"{name}: failed, so all prompts run dense (start_probe: off trusts the pool): {reason}"
+        parts.append(PartStatus(name, line, reason))
+    if ends := sum(state in PROXY_ENDS for state in status.proxies.values()):
+        reason = f"{ends} of {len(status.proxies)} do not answer"
+        parts.append(PartStatus("proxy", f"proxy: {reason}", reason))
+    return parts
+
+
+def _part(app: str, name: str, part: DeploymentStatusOverview) -> PartStatus:
+    running = part.replica_states.get("RUNNING", 0)
+    others = [
+        f"{count} {state.lower()}" for state, count in part.replica_states.items() if state != "RUNNING" and count
+    ]
+    replicas = ", ".join([f"{running} running", *others])
+    line = f"{name}: {part.status.lower().replace('_', ' ')} ({replicas})"
+    if part.status == "HEALTHY":
+        return PartStatus(name, line)
+    reason = _reason(app, name, part.message)
+    changes = part.status in SCALING or (part.status == "UPDATING" and running)
+    shown = reason or "replicas are starting or ending"
+    return PartStatus(name, f"{line}: {shown}", "" if changes and not reason else shown)
+
+
+def _reason(app: str, pool: str, message: str) -> str:
+    """Why a pool is down. Serve's message lacks what a placement group waits for, and starts that it has forgotten."""
+    if resources := _awaited(app, pool):
+        return f"a replica waits for nodes with {resources} in all"
+    if failed := last_failed_start(app, pool):
+        times = f" {failed.failures} times in a row" if failed.failures > 1 else ""
+        return f"a replica failed to start{times}: {failed.reason}"
+    for pattern, meaning in MEANINGS:
+        if match := re.search(pattern, message):
+            return meaning.format(*match.groups())
+    return failure_reason([message]) if message.strip() else ""
+
+
+def _awaited(app: str, pool: str) -> str:
+    """What a replica on several nodes waits for: its placement group has the name of its actor."""
+    for group in placement_group_table().values():
+        if group["state"] in NOT_PLACED and group["name"].startswith(f"SERVE_REPLICA::{app}#{pool}#"):
+            total = sum((Counter(bundle) for bundle in group["bundles"].values()), Counter[str]())
+            return ", ".join(f"{amount:.3g} {resource}" for resource, amount in sorted(total.items()))
+    return ""
+
+
 def failure_reason(messages: list[str]) -> str:
     """The message of the last exception in Serve's report of a failed replica."""
     for message in messages:
@@ -136,3 +126,49 @@ def failure_reason(messages: list[str]) -> str:
         if found:
             return found[-1][1].strip()
     return messages[-1].strip().splitlines()[-1] if messages[-1].strip() else "Ray Serve gave no reason; see its logs"
+
+
+class Changes:
+    """Turns looks at the parts into lines, one for each change."""
+
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        self._print_line = print_line
+        self._down: dict[str, str] = {}
+
+    def look(self, parts: Sequence[PartStatus]) -> None:
+        """Say what changed since the last look."""
+        for part in parts:
+            if part.reason and self._down.get(part.name) != part.reason:
+                self._print_line(part.line)
+        down = {part.name: part.reason for part in parts if part.reason}
+        for name in self._down.keys() - down:
+            self._print_line(f"{name} is back")
+        self._down = down
+
+    def lost(self, reason: str) -> None:
+        """Say once that Serve itself does not answer."""
+        if "Serve" not in self._down:
+            self._print_line(f"Serve: {reason}")
+        self._down.setdefault("Serve", reason)
+
+
+def watch(stop: Event, changes: Changes, period_s: float = PERIOD_S) -> None:
+    """Until `stop` is set, every `period_s` seconds. Raises RayGoneError if Ray has ended."""
+    silent_s = 0.0
+    while not stop.wait(period_s):
+        if dead := dead_ray_process():
+            raise RayGoneError(f"Ray has ended, because its process {dead} has died: start `skim serve` again")
+        try:
+            parts = call_with_timeout(current_parts, LIMIT_S)
+            silent_s = 0.0
+        except Exception as error:
+            silent_s += period_s + (LIMIT_S if isinstance(error, TimeoutError) else 0.0)
+            if not ray.is_initialized() or (silent_s > RAY_GONE_AFTER_S and not ray_answers()):
+                raise RayGoneError(
+                    "the Ray cluster does not answer any more: start it and `skim serve` again"
+                ) from None
+            changes.lost("its controller does not answer; Ray restarts it")
+            continue
+        if parts is None:
+            raise RayGoneError("the deployment has been deleted from its Ray cluster")
+        changes.look(parts)

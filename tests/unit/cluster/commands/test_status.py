@@ -112,6 +112,17 @@ def test_a_proxy_that_does_not_answer(skim, served):
     assert (ran.code, ran.out) == (1, "router: healthy (1 running)\nproxy: 1 of 2 do not answer\n")
 
 
+def test_a_failed_start_probe_is_a_line_of_its_own(skim, served, monkeypatch):
+    monkeypatch.setattr(state, "failed_probes", lambda app: {"target": "restored positions change nothing"})
+    put(served, target=part("HEALTHY", {"RUNNING": 1}))
+    ran = skim("status")
+    assert (ran.code, ran.out.splitlines()[1]) == (
+        1,
+        "target start probe: failed, so all prompts run dense (start_probe: off trusts the pool): restored positions"
+        " change nothing",
+    )
+
+
 def test_a_controller_that_does_not_answer_is_waited_for_in_vain(skim, served, monkeypatch):
     answer = threading.Event()
     monkeypatch.setattr(status, "LIMIT_S", 0.01)

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from actors.ray_hooks.local_ray import dead_ray_process, worker
-from cluster.serve import watch
+from cluster.serve import status as watch
 from cluster.serve.ray_cluster import call_with_timeout
-from cluster.serve.status import PartStatus
-from cluster.serve.watch import RayGoneError
+from cluster.serve.status import PartStatus, RayGoneError
 
 FINE = [PartStatus("router", "router: healthy"), PartStatus("target", "target: healthy")]
 DEAD = [FINE[0], PartStatus("target", "target: unhealthy: a replica died", "a replica died")]
