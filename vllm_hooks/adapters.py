@@ -9,11 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from safetensors import safe_open
-from vllm.config.lora import LoRAConfig, MaxLoRARanks
+from vllm.config.lora import MaxLoRARanks
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
-from vllm.lora.utils import is_base_embedding_weights, parse_fine_tuned_lora_name
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -24,13 +22,9 @@ from skim_common.models.source import local_folder
 
 CONFIG = "adapter_config.json"
 
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
-"""The files that vllm.lora.lora_model looks for, in this order."""
-
 CHANGES_A_LAYER = "changes_a_layer"
 
 RANKS: tuple[int, ...] = get_args(MaxLoRARanks)
-"""The values that vLLM takes for `max_lora_rank`."""
 
 
 def adapters_of(
@@ -55,12 +49,27 @@ def adapters_of(
 
 def paths_of(modules: Sequence[str | Mapping[str, Any]]) -> dict[str, str]:
     """By name, as in the list: folders and hub names. Raises SkimError as `adapters_of`."""
-    found: dict[str, str] = {}
-    for name, path in map(_read, modules):
-        if name in found:
+    paths: dict[str, str] = {}
+    for module in modules:
+        read = read_adapter(module)
+        name, path = (read.get("name"), read.get("path")) if isinstance(read, Mapping) else ("", "")
+        if not (isinstance(name, str) and isinstance(path, str) and name and path):
+            raise SkimError(f"lora_modules: {module!r} is no adapter; write name=path")
+        if name in paths:
             raise SkimError(f"lora_modules has two adapters with the name {name!r}; rename one")
-        found[name] = path
-    return found
+        paths[name] = path
+    return paths
+
+
+def _folder(name: str, path: str, weights: bool) -> str:
+    """The local folder of the adapter; without `weights`, that of a hub name has only the small files."""
+    try:
+        folder = local_folder(str(Path(path).expanduser()), weights=weights)
+    except ModelError as error:
+        raise ModelError(f"the LoRA adapter {name!r}: {error}") from None
+    if not Path(folder, CONFIG).is_file():
+        raise ModelError(f"the LoRA adapter {name!r} has no {CONFIG} in {path}; correct its path in lora_modules")
+    return folder
 
 
 def lora_options(adapters: Mapping[str, LoRARequest], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,26 +78,24 @@ def lora_options(adapters: Mapping[str, LoRARequest], options: Mapping[str, Any]
     The engine's memory holds all adapters, so that none is read again while requests run. Without `max_lora_rank` in
     the options, the adapters' own ranks decide. On CPU there is a slot more than adapters, and it stays empty. vLLM
     gives a token without an adapter the slot -1 (vllm.lora.punica_wrapper.utils), which its kernels leave out, but its
-    CPU build takes for the last one. Raises ModelError for an adapter that vLLM does not support, SkimError for a
-    `max_lora_rank` that it does not take.
+    CPU build takes for the last one. Raises ModelError for an adapter whose config cannot be read.
     """
     if not adapters:
         return {}
-    configs = {name: _read_config(name, adapter.lora_path) for name, adapter in adapters.items()}
-    largest = max(config.r for config in configs.values())
+    largest = max(_rank(name, adapter.lora_path) for name, adapter in adapters.items())
     rank = options.get("max_lora_rank") or next((rank for rank in RANKS if rank >= largest), RANKS[-1])
-    if rank not in RANKS:
-        raise SkimError(f"max_lora_rank is {rank!r}; choose one of {', '.join(map(str, RANKS))}")
-    for name, config in configs.items():
-        try:
-            config.validate_legal(LoRAConfig(max_lora_rank=rank))
-        except ValueError as error:
-            raise ModelError(f"the LoRA adapter {name!r} cannot be served: {one_line(error)}") from None
     slots = options.get("max_loras") or 1
     if current_platform.is_cpu():
         slots = max(slots, len(adapters) + 1)
     held = max(options.get("max_cpu_loras") or 0, len(adapters), slots)
     return {"enable_lora": True, "max_lora_rank": rank, "max_loras": slots, "max_cpu_loras": held}
+
+
+def _rank(name: str, folder: str) -> int:
+    try:
+        return int(PEFTHelper.from_local_dir(folder, None).r)
+    except Exception as error:  # of any type, by what the file holds in place of numbers
+        raise ModelError(f"the LoRA adapter {name!r}: its {CONFIG} cannot be used: {one_line(error)}") from None
 
 
 async def load_adapters(engine: AsyncLLM, adapters: Mapping[str, LoRARequest]) -> None:
@@ -106,48 +113,3 @@ async def load_adapters(engine: AsyncLLM, adapters: Mapping[str, LoRARequest]) -
             raise ModelError(f"the LoRA adapter {name!r} cannot be loaded: {cause[:400]}") from error
         if not any(await engine.collective_rpc(CHANGES_A_LAYER, args=(adapter.lora_int_id,))):
             raise ModelError(f"the LoRA adapter {name!r} changes no layer of the model: it was made for another one")
-
-
-def _read(module: str | Mapping[str, Any]) -> tuple[str, str]:
-    read = read_adapter(module)
-    name, path = (read.get("name"), read.get("path")) if isinstance(read, Mapping) else ("", "")
-    if not (isinstance(name, str) and isinstance(path, str) and name and path):
-        raise SkimError(f"lora_modules: {module!r} is no adapter; write name=path")
-    return name, path
-
-
-def _folder(name: str, path: str, weights: bool) -> str:
-    """The local folder of the adapter; without `weights`, that of a hub name has only the small files."""
-    given = str(Path(path).expanduser())
-    try:
-        folder = local_folder(given, weights=weights)
-    except ModelError as error:
-        raise ModelError(f"the LoRA adapter {name!r}: {error}") from None
-    if not Path(folder, CONFIG).is_file():
-        raise ModelError(f"the LoRA adapter {name!r} has no {CONFIG} in {path}; correct its path in lora_modules")
-    if weights or folder == given:
-        _check_weights(name, Path(folder))
-    return folder
-
-
-def _check_weights(name: str, folder: Path) -> None:
-    """Raise ModelError if the file is missing, or holds tensors that are not LoRA's. Its header alone is read."""
-    file = next((folder / weights for weights in WEIGHTS if (folder / weights).is_file()), None)
-    if file is None:
-        raise ModelError(f"the LoRA adapter {name!r} has no {WEIGHTS[0]} in {folder}; correct its path in lora_modules")
-    if file.suffix != ".safetensors":
-        return
-    try:
-        with safe_open(file, "pt") as tensors:
-            for tensor in tensors.keys():  # noqa: SIM118  # it is no mapping
-                if not is_base_embedding_weights(tensor) and "base_layer" not in tensor:
-                    parse_fine_tuned_lora_name(tensor)
-    except Exception as error:  # safetensors raises its own type, the file system OSError, vLLM ValueError
-        raise ModelError(f"the LoRA adapter {name!r}: {file.name} cannot be used: {one_line(error)}") from None
-
-
-def _read_config(name: str, folder: str) -> PEFTHelper:
-    try:
-        return PEFTHelper.from_local_dir(folder, None)
-    except Exception as error:  # of any type, by what the file holds in place of numbers
-        raise ModelError(f"the LoRA adapter {name!r}: its {CONFIG} cannot be used: {one_line(error)}") from None

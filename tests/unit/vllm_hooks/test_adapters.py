@@ -4,8 +4,6 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import torch
-from safetensors.torch import save_file
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from skim_common.errors import ModelError, SkimError
@@ -13,18 +11,16 @@ from vllm_hooks import adapters
 from vllm_hooks.adapters import RANKS, adapters_of, load_adapters, lora_options
 
 CONFIG = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "bias": "none"}
-TENSOR = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 
 @pytest.fixture
 def adapter(tmp_path):
-    """adapter(name, **fields of its config) -> the entry of `lora_modules`, with its files."""
+    """adapter(name, **fields of its config) -> the entry of `lora_modules`, with its config."""
 
-    def made(name="sql", tensor=TENSOR, **fields):
+    def made(name="sql", **fields):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "adapter_config.json").write_text(json.dumps({**CONFIG, **fields}))
-        save_file({tensor: torch.zeros(2, 2)}, folder / "adapter_model.safetensors")
         return f"{name}={folder}"
 
     return made
@@ -37,19 +33,6 @@ def options(*modules, **given):
 @pytest.mark.parametrize(("rank", "held"), [(1, 1), (8, 8), (9, 16), (32, 32), (200, 256), (512, 512)])
 def test_the_rank_is_the_adapters(adapter, rank, held):
     assert options(adapter("a", r=1), adapter("b", r=rank))["max_lora_rank"] == held
-
-
-@pytest.mark.parametrize(
-    ("rank", "given", "sentence"),
-    [
-        (32, 16, "'sql' cannot be served: LoRA rank 32 is greater than max_lora_rank 16"),
-        (600, None, "LoRA rank 600 is greater than max_lora_rank 512"),
-        (8, 17, "max_lora_rank is 17; choose one of 1, 8, 16"),
-    ],
-)
-def test_a_rank_that_does_not_fit_is_refused(adapter, rank, given, sentence):
-    with pytest.raises(SkimError, match=sentence):
-        options(adapter(r=rank), max_lora_rank=given)
 
 
 def test_a_rank_that_is_set_holds(adapter):
@@ -70,34 +53,22 @@ def test_the_engine_holds_all_adapters(adapter, monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"use_dora": True}, "does not yet support DoRA"),
-        ({"bias": "all"}, "bias is not supported"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"r": 0}, "adapter_config.json cannot be used: LoRA rank `r` must be a positive integer"),
         ({"r": "8"}, "adapter_config.json cannot be used"),
         ({"r": None}, "adapter_config.json cannot be used"),
     ],
 )
-def test_an_adapter_that_vllm_does_not_support_is_refused(adapter, fields, sentence):
+def test_an_adapter_whose_rank_cannot_be_read_is_refused(adapter, fields, sentence):
     with pytest.raises(ModelError, match=f"the LoRA adapter 'sql'.*{sentence}"):
         options(adapter(**fields))
 
 
-def test_files_that_are_missing_or_not_an_adapters(adapter, tmp_path):
+def test_files_that_are_missing(adapter, tmp_path):
     (tmp_path / "empty").mkdir()
     entry = adapter()
-    weights, config = (tmp_path / "sql" / name for name in ("adapter_model.safetensors", "adapter_config.json"))
     assert options(entry)["max_lora_rank"] == 8, "the control"
-    with pytest.raises(ModelError, match=r"cannot be used: model\.norm\.weight is unsupported LoRA weight"):
-        options(adapter("other", tensor="model.norm.weight"))
-    weights.write_bytes(b"no tensors")
-    with pytest.raises(ModelError, match=r"adapter_model\.safetensors cannot be used"):
-        options(entry)
-    weights.unlink()
-    with pytest.raises(ModelError, match=r"has no adapter_model\.safetensors in "):
-        options(entry)
-    config.write_text("{")
-    with pytest.raises(ModelError, match="has no adapter_model"):
+    (tmp_path / "sql" / "adapter_config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"adapter_config\.json cannot be used"):
         options(entry)
     for path in (tmp_path / "empty", tmp_path / "nowhere"):
         with pytest.raises(ModelError, match=rf"has no adapter_config\.json in {path}"):
