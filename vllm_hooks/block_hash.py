@@ -7,7 +7,7 @@ share the blocks before the first dropped token.
 
 from typing import Any
 
-from kv_transfer.position_map import PositionMap, position_map
+from kv_transfer.position_map import position_map
 
 
 class PositionHashing:
@@ -33,14 +33,11 @@ def hash_positions() -> None:
         request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int
     ) -> tuple[tuple[Any, ...] | None, int]:
         keys, mm_idx = plain_keys(request, start_token_idx, end_token_idx, start_mm_idx)
-        restored = _map_of(request)
+        sampling = request.sampling_params
+        restored = position_map(sampling.extra_args) if sampling else None
         offsets = restored.block_key(start_token_idx, end_token_idx) if restored else None
         return (keys, mm_idx) if offsets is None else ((*(keys or ()), offsets), mm_idx)
 
     extra_keys.hashes_positions = True  # type: ignore[attr-defined]
     kv_cache_utils.generate_block_hash_extra_keys = extra_keys
     block_pool.generate_block_hash_extra_keys = extra_keys
-
-
-def _map_of(request: Any) -> PositionMap | None:
-    return position_map(request.sampling_params.extra_args) if request.sampling_params else None

@@ -23,7 +23,8 @@ INSTEAD = {"model": "model", "tokenizer": "model", "tensor_parallel_size": "tens
 """The setting of the pool that decides such a field."""
 
 KV_CONNECTORS = ("NixlConnector", "OffloadingConnector")
-"""Connectors that find KV by block hashes, or that are told the blocks."""
+"""Connectors that find KV by block hashes, or that are told the blocks. One that finds KV by token ids would return KV
+of other positions."""
 
 CUDA_BATCHED_TOKENS = 8192
 """Default tokens of a step on CUDA, as in vLLM's server on an H100. Without a usage context vLLM takes 2048."""
@@ -69,20 +70,6 @@ def _as_configs(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
-def check_connector(config: VllmConfig) -> None:
-    """Raise SkimError for a KV connector that was not tried with restored positions.
-
-    Block hashes include positions. A connector that finds KV by token ids instead would return KV of other positions.
-    """
-    transfer = config.kv_transfer_config
-    if transfer is None or transfer.kv_connector is None or transfer.kv_connector in KV_CONNECTORS:
-        return
-    raise SkimError(
-        f"kv_transfer_config names the KV connector {transfer.kv_connector}, which may ignore restored positions;"
-        f" choose {' or '.join(KV_CONNECTORS)}, or leave it out"
-    )
-
-
 def start(config: VllmConfig, failure: str, **arguments: Any) -> AsyncLLM:
     """A running engine with this configuration.
 
@@ -90,8 +77,13 @@ def start(config: VllmConfig, failure: str, **arguments: Any) -> AsyncLLM:
     work, before any process starts; ModelError if a worker refuses the model; SkimError that begins with `failure` for
     every other cause.
     """
-    check_connector(config)
     check_version("vllm")
+    connector = config.kv_transfer_config and config.kv_transfer_config.kv_connector
+    if connector and connector not in KV_CONNECTORS:
+        raise SkimError(
+            f"kv_transfer_config names the KV connector {connector}, which may ignore restored positions; choose"
+            f" {' or '.join(KV_CONNECTORS)}, or leave it out"
+        )
     if current_platform.is_cpu() and config.model_config.use_mla:
         # vLLM's CPU operator is wrong for queries of shape [tokens, heads, size], as in MLA layers.
         config.compilation_config.custom_ops.append("-rotary_embedding")

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from kv_transfer.position_map import Int64Array, batch_offsets, position_map
+from kv_transfer.position_map import batch_offsets, position_map
 from skim_common.models.info import position_count
 
 
@@ -28,7 +28,11 @@ def restore_positions(runner: Any) -> None:
     last = position_count(runner.model_config.hf_text_config) - 1
 
     def model_forward(*args: Any, **kwargs: Any) -> Any:
-        offsets = _batch_offsets(runner)
+        batch = runner.input_batch
+        maps = [position_map(runner.requests[id].sampling_params.extra_args) for id in batch.req_ids[: batch.num_reqs]]
+        # With async scheduling and drafts, the counts on the host include drafts that may be rejected. This changes no
+        # offset, because all offsets after the prompt are equal.
+        offsets = batch_offsets(maps, runner.query_start_loc.np, batch.num_computed_tokens_cpu)
         if offsets is None:
             return forward(*args, **kwargs)
         buffer = runner.mrope_positions.gpu if runner.uses_mrope else runner.positions
@@ -43,14 +47,3 @@ def restore_positions(runner: Any) -> None:
             positions.copy_(slots)
 
     runner._model_forward = model_forward
-
-
-def _batch_offsets(runner: Any) -> Int64Array | None:
-    """int64 [tokens of this step], or None if no request of this step has restored positions.
-
-    With async scheduling and drafts, vLLM's counts on the host include drafts that may be rejected. This changes no
-    offset, because all offsets after the prompt are equal.
-    """
-    batch = runner.input_batch
-    maps = [position_map(runner.requests[id].sampling_params.extra_args) for id in batch.req_ids[: batch.num_reqs]]
-    return batch_offsets(maps, runner.query_start_loc.np, batch.num_computed_tokens_cpu)

@@ -1,14 +1,17 @@
-"""The environment of vLLM's processes while an engine starts, and the errors that these processes report.
+"""The processes of an engine: their environment while it starts, the errors that they report, and their end.
 
 vLLM runs an engine in processes of its own. It reports their failure as "see root cause above", and the cause is only
-in their log. vLLM calls `register` (a `vllm.general_plugins` entry point) in each of these processes. It adds a log
-handler that writes exceptions to a file, lets the process end with its parent, and lets it show its stacks when it is
-asked. It does nothing unless Skim is starting an engine.
+in their log. vLLM calls `register` (a `vllm.general_plugins` entry point) in each of these processes; this module
+imports no vLLM.
 """
 
+import ctypes
+import faulthandler
 import json
 import logging
+import multiprocessing
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,8 +20,6 @@ from typing import Any
 
 from skim_common.environment import CORES, KEPT_HEAP, unless_set, with_environment
 from skim_common.errors import SkimError
-from vllm_hooks.orphans import end_with_parent
-from vllm_hooks.stacks import show_stacks_when_asked
 
 NO_COMPILER_NEEDED = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 """vLLM samples with FlashInfer by default, which compiles its kernels at the first start and needs nvcc for it."""
@@ -26,70 +27,48 @@ NO_COMPILER_NEEDED = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 START_UP_FILE = "SKIM_START_UP_FILE"
 """Environment variable with the path of the file for exceptions. It is set only while an engine starts."""
 
+STACKS_SIGNAL = signal.SIGUSR2
+"""Makes a process of an engine write the stacks of its threads. Neither vLLM 0.29 nor Ray 2.60 uses it."""
 
-@contextmanager
-def start_up_environment(cpu_ranks: int) -> Iterator[str]:
-    """Set the environment that vLLM's processes start with, and restore it afterwards. Yields the file for exceptions.
+PR_SET_PDEATHSIG = 1
 
-    cpu_ranks: number of ranks on CPU; 0 or 1 if no cores need to be divided. Raises SkimError for too few cores.
+
+def register() -> None:
+    """Write this process's exceptions to START_UP_FILE, end it with its parent, and let it show its stacks.
+
+    Does nothing unless Skim is starting an engine.
     """
-    with tempfile.NamedTemporaryFile(prefix="skim-start-", suffix=".jsonl") as notes:
-        added = {START_UP_FILE: notes.name, **unless_set(NO_COMPILER_NEEDED)}
-        if cpu_ranks > 1 and CORES not in os.environ:
-            # By default vLLM gives each rank a NUMA node of its own and refuses machines with too few nodes.
-            added[CORES] = _core_shares(cpu_ranks)
-        with with_environment(added):
-            yield notes.name
+    if path := os.environ.get(START_UP_FILE):
+        end_with_parent()
+        show_stacks_when_asked()
+        logging.getLogger("vllm").addHandler(_NoteExceptions(path))
 
 
-@contextmanager
-def cpu_processes(config: Any) -> Iterator[None]:
-    """Settings for an engine that starts on CPU in this context. On other devices nothing changes.
+def end_with_parent() -> None:
+    """End this process without delay as soon as its parent ends. Only a child of `multiprocessing` has such a parent.
 
-    With enforce_eager, nothing is compiled. Without this setting, vLLM still compiles small functions (`torch.compile`
-    in vllm.model_executor.layers.vocab_parallel_embedding and vllm.v1.sample.ops.logprobs). Each rank does so at its
-    first request, which takes half a minute for four ranks on two cores.
+    vLLM's engine core does not notice that its parent was killed: it would keep its memory, and the replica that takes
+    its place could not start. The kernel ends it, also when it is stopped. To the kernel, the parent is the *thread*
+    that started this process: an engine must be started by a thread that lives as long as the engine. Ours are main
+    threads and those of event loops.
 
-    A single rank runs inside the engine core, as on a GPU. This saves a process, and a message in each step. vLLM's CPU
-    platform starts a process for it only because OpenMP's environment must be set first. This context sets it. With two
-    processes, each polls for one second after each message, on cores that the model needs (SpinCondition in
-    vllm.distributed.device_communicators.shm_broadcast).
-
-    The processes keep the memory that they free (KEPT_HEAP), unless the environment sets these variables already.
-
-    config: vllm.config.VllmConfig; its executor is changed.
+    A process that vLLM forks does not call this: vLLM loads plugins once, and the child inherits that. On CPU and in
+    Ray actors vLLM spawns its processes.
     """
-    if config.device_config.device_type != "cpu":
-        yield
+    parent = multiprocessing.parent_process()
+    if parent is None:
         return
-    with ExitStack() as stack:
-        stack.enter_context(with_environment(unless_set(KEPT_HEAP)))
-        if config.model_config.enforce_eager:
-            stack.enter_context(with_environment({"TORCH_COMPILE_DISABLE": "1"}))
-        if config.parallel_config.world_size == 1:
-            from vllm.utils.ompmultiprocessing import OMPProcessManager
-
-            config.parallel_config.distributed_executor_backend = "uni"
-            stack.enter_context(OMPProcessManager(config).configure_omp_envs(rank=0, local_rank=0))
-        yield
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if not parent.is_alive():  # it ended before
+        os._exit(1)
 
 
-def _core_shares(ranks: int) -> str:
-    """The cores of this process, divided into `ranks` equal shares."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < ranks:
-        raise SkimError(f"tensor_parallel {ranks} needs as many CPU cores, and this machine gives {len(cores)}")
-    share = len(cores) // ranks
-    return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(ranks))
+def show_stacks_when_asked() -> None:
+    """At STACKS_SIGNAL, write the stacks of all threads to standard error, also while a C function runs.
 
-
-def first_exception(path: str) -> tuple[str, str] | None:
-    """Type name and message of the first exception in the file. Later ones are its consequences in other processes."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    if not lines:
-        return None
-    kind, message = json.loads(lines[0])
-    return kind, message
+    The process goes on. A stopped process writes them when it goes on.
+    """
+    faulthandler.register(STACKS_SIGNAL, file=2)
 
 
 class _NoteExceptions(logging.Handler):
@@ -108,12 +87,60 @@ class _NoteExceptions(logging.Handler):
                 notes.write(json.dumps([type(error).__name__, str(error)]) + "\n")
 
 
-def register() -> None:
-    """Write this process's exceptions to START_UP_FILE, end it with its parent, and let it show its stacks.
+def first_exception(path: str) -> tuple[str, str] | None:
+    """Type name and message of the first exception in the file. Later ones are its consequences in other processes."""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    if not lines:
+        return None
+    kind, message = json.loads(lines[0])
+    return kind, message
 
-    Does nothing unless Skim is starting an engine.
+
+@contextmanager
+def start_up_environment(cpu_ranks: int) -> Iterator[str]:
+    """Set the environment that vLLM's processes start with, and restore it afterwards. Yields the file for exceptions.
+
+    cpu_ranks: number of ranks on CPU; 0 or 1 if no cores need to be divided. Raises SkimError for too few cores.
     """
-    if path := os.environ.get(START_UP_FILE):
-        end_with_parent()
-        show_stacks_when_asked()
-        logging.getLogger("vllm").addHandler(_NoteExceptions(path))
+    with tempfile.NamedTemporaryFile(prefix="skim-start-", suffix=".jsonl") as notes:
+        added = {START_UP_FILE: notes.name, **unless_set(NO_COMPILER_NEEDED)}
+        if cpu_ranks > 1 and CORES not in os.environ:
+            # By default vLLM gives each rank a NUMA node of its own and refuses machines with too few nodes.
+            added[CORES] = _core_shares(cpu_ranks)
+        with with_environment(added):
+            yield notes.name
+
+
+def _core_shares(ranks: int) -> str:
+    """The cores of this process, divided into `ranks` equal shares."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < ranks:
+        raise SkimError(f"tensor_parallel {ranks} needs as many CPU cores, and this machine gives {len(cores)}")
+    share = len(cores) // ranks
+    return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(ranks))
+
+
+@contextmanager
+def cpu_processes(config: Any) -> Iterator[None]:
+    """Settings for an engine that starts on CPU in this context. On other devices nothing changes.
+
+    config: vllm.config.VllmConfig; its executor is changed. Variables that the environment has already stay.
+    """
+    if config.device_config.device_type != "cpu":
+        yield
+        return
+    with ExitStack() as stack:
+        stack.enter_context(with_environment(unless_set(KEPT_HEAP)))
+        if config.model_config.enforce_eager:
+            # vLLM still compiles small functions (vllm.v1.sample.ops.logprobs, for example), each rank at its first
+            # request: half a minute for four ranks on two cores.
+            stack.enter_context(with_environment({"TORCH_COMPILE_DISABLE": "1"}))
+        if config.parallel_config.world_size == 1:
+            # A single rank runs inside the engine core, as on a GPU. vLLM's CPU platform starts a process for it only
+            # because OpenMP's environment must be set first. Two processes poll for each other's messages on cores
+            # that the model needs (SpinCondition in vllm.distributed.device_communicators.shm_broadcast).
+            from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+            config.parallel_config.distributed_executor_backend = "uni"
+            stack.enter_context(OMPProcessManager(config).configure_omp_envs(rank=0, local_rank=0))
+        yield

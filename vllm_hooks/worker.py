@@ -1,11 +1,12 @@
 """vLLM's worker of this platform with restored positions: the base class of both services' workers."""
 
+import ctypes
+import platform
 from contextlib import nullcontext
 from typing import Any
 
 from vllm.platforms import current_platform
 
-from vllm_hooks.amx import request_amx
 from vllm_hooks.positions_v1 import restore_positions
 from vllm_hooks.positions_v2 import restored_model_state
 
@@ -13,6 +14,8 @@ if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
 else:
     from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 class RestoringWorker(PlatformWorker):
@@ -28,3 +31,14 @@ class RestoringWorker(PlatformWorker):
     def load_model(self, **kwargs: Any) -> None:
         with restored_model_state() if self.use_v2_model_runner else nullcontext():
             super().load_model(**kwargs)
+
+
+def request_amx() -> None:
+    """Ask Linux for AMX, the matrix unit of newer x86 processors, on behalf of this process (arch_prctl(2)).
+
+    An AMX instruction without it ends the process (SIGILL). oneDNN asks at its first large matrix product. vLLM's CPU
+    attention does not ask, so an engine whose first step has one token would die there: the decoding half of a split
+    target, which gets its KV blocks from the other half.
+    """
+    if platform.system() == "Linux" and platform.machine() == "x86_64":
+        ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)

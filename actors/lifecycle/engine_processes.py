@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import psutil
 
-from vllm_hooks.stacks import SIGNAL
+from vllm_hooks.start_up import STACKS_SIGNAL
 
 STACKS_S = 1.0
 """Time in which the processes write their stacks."""
@@ -29,14 +29,14 @@ def ask_for_stacks(replica: psutil.Process) -> None:
     """
     for process in _below(replica):
         with suppress(psutil.Error):
-            process.send_signal(SIGNAL)
+            process.send_signal(STACKS_SIGNAL)
     time.sleep(STACKS_S)
 
 
 def kill_below(replica: psutil.Process) -> None:
     """SIGKILL to all processes that `replica` and its children have started.
 
-    They would end with `replica` (vllm_hooks.orphans). This does not wait for its end.
+    They would end with `replica` (vllm_hooks.start_up). This does not wait for its end.
     """
     for process in _below(replica):
         with suppress(psutil.Error):

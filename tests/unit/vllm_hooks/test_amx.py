@@ -6,18 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from vllm_hooks.amx import request_amx
-
 CPUINFO = Path("/proc/cpuinfo")
+
+CODE = """
+import ctypes
+from vllm_hooks.worker import request_amx
+
+def may_use_amx():
+    allowed = ctypes.c_uint64(0)
+    ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(allowed))
+    return bool(allowed.value >> 18 & 1)
+
+before = may_use_amx()
+request_amx()
+print(before, may_use_amx())
+"""
 
 
 @pytest.mark.skipif(not CPUINFO.exists() or "amx_tile" not in CPUINFO.read_text(), reason="this processor has no AMX")
 def test_a_process_that_asks_may_use_amx_and_another_may_not():
-    code = "from vllm_hooks.amx import *; print(may_use_amx()); print(request_amx(), may_use_amx())"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["False", "True", "True"]
-
-
-def test_other_systems_have_none(monkeypatch):
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert request_amx() is False
+    ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "False True"

@@ -12,7 +12,7 @@ from kv_transfer.options import SelectionOptions
 from tests.engine.speculator_service.vllm_backend.by_heads import error, profile_of
 from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, TOLERANCE, kept_of
 from tests.reference.models import random_prompt
-from vllm_hooks.stacks import SIGNAL
+from vllm_hooks.start_up import STACKS_SIGNAL
 
 LONGEST = True
 
@@ -76,7 +76,7 @@ async def test_every_process_shows_its_stacks_and_goes_on(rig):
     [core] = rig.engine._engine.engine_core.resources.engine_manager.processes
     for process in [psutil.Process(core.pid), *psutil.Process(core.pid).children()]:
         if "Worker" in f"{process.name()} {process.cmdline()}" or process.pid == core.pid:
-            process.send_signal(SIGNAL)
+            process.send_signal(STACKS_SIGNAL)
     await rig.engine.sign_of_life()
 
 

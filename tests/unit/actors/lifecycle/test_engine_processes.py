@@ -63,7 +63,7 @@ def test_a_replica_without_processes() -> None:
 
 HANGS = """
 import sys, time
-from vllm_hooks.stacks import show_stacks_when_asked
+from vllm_hooks.start_up import show_stacks_when_asked
 def waits_for_ever():
     print("ready", flush=True)
     time.sleep(60)
