@@ -2,7 +2,7 @@
 
 import logging
 
-from kv_transfer.wire.codec import encode_error
+from kv_transfer.codec import encode_error
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 
 logger = logging.getLogger(__name__)

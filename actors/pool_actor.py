@@ -20,8 +20,8 @@ from actors.observability.logs import log_through_serve
 from actors.observability.metrics import pool_families
 from actors.observability.tracing import create_tracer
 from actors.ray_hooks.serve_logger import kept_log_file
+from kv_transfer.codec import encode
 from kv_transfer.engine import Engine
-from kv_transfer.wire.codec import encode
 from skim_common.errors import SkimError
 from skim_common.proxies import call_directly
 from skim_common.versions import check_version

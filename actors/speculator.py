@@ -9,11 +9,11 @@ from actors.error_replies import reply_to_failure
 from actors.observability.draft_spans import DraftSpans
 from actors.observability.pool_spans import SELECT, note_select_parts, note_selection
 from actors.pool_actor import PoolActor
+from kv_transfer.codec import decode, encode
 from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.draft_channel.tls import CertificateFiles, Tls
 from kv_transfer.drafts import DraftRequest
 from kv_transfer.messages import SelectRequest
-from kv_transfer.wire.codec import decode, encode
 from skim_common.deadline import Deadline
 from skim_common.errors import WireError
 from speculator_service.drafting.begin import begin_drafts

@@ -15,9 +15,9 @@ from actors.observability.exposition import OF_CLIENTS, QUEUES, named
 from actors.observability.pool_spans import answer_span
 from actors.pool_actor import PoolActor
 from actors.ray_hooks.replica_draining import Draining, handover, own_replica
+from kv_transfer.codec import decode, encode
 from kv_transfer.messages import ACCEPTED, GenerateRequest
 from kv_transfer.reply_pieces import pieces
-from kv_transfer.wire.codec import decode, encode
 from skim_common.deadline import Deadline
 from target_service.engine import TargetEngine
 from target_service.factory import create_engine

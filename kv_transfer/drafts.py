@@ -6,9 +6,10 @@ token, which has position M in the model.
 """
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
+from msgspec import Meta
 
 from kv_transfer.arrays import Float32Array, Int32Array, no_numbers, no_scores
 from skim_common.errors import WireError
@@ -16,6 +17,8 @@ from skim_common.errors import WireError
 UNDRAFTED = 2
 """The first tokens of an answer, which no session drafts: the first one leaves without waiting for drafts, so a target
 asks for them after the second one."""
+
+Natural = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 # The rounding error in a sum of 512 float32 probabilities is at most 1e-5.
 _SUM_TOLERANCE = 1e-3
@@ -33,11 +36,11 @@ class DraftRow:
     """
 
     session: str
-    position: int
+    position: Natural
     tokens: Int32Array
-    max_drafts: int
-    temperature: float = 0.0
-    top_m: int = 0
+    max_drafts: Natural
+    temperature: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    top_m: Natural = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +62,7 @@ class Draft:
     """
 
     session: str
-    position: int
+    position: Natural
     tokens: Int32Array
     q_ids: Int32Array = field(default_factory=no_numbers)
     q_probs: Float32Array = field(default_factory=no_scores)
@@ -80,23 +83,26 @@ def check_answers(reply: DraftReply, request: DraftRequest) -> None:
     """
     rows = {row.session: row for row in request.rows}
     for draft in reply.drafts:
-        row = rows.get(draft.session)
+        row = rows.pop(draft.session, None)
         if row is None:
             raise WireError(f"drafts came for session {draft.session!r}, for which none were asked")
         if draft.position != row.position + row.tokens.size:
             raise WireError(f"drafts for session {draft.session!r} start at token {draft.position} of the answer")
-        count = draft.tokens.size
-        if count > row.max_drafts or draft.q_ids.size > count * row.top_m:
+        count, pairs = draft.tokens.size, draft.q_ids.size
+        if count > row.max_drafts or pairs > count * row.top_m:
             raise WireError(f"more drafts, or more of q, came for session {draft.session!r} than were asked for")
+        if pairs != draft.q_probs.size or (pairs and pairs % count):
+            raise WireError(f"{pairs} ids and {draft.q_probs.size} probabilities of q do not fit {count} drafts")
+    if sampled := [draft for draft in reply.drafts if draft.q_ids.size]:
+        _check_q(sampled)
 
 
-def check_q(tokens: Int32Array, widths: npt.NDArray[np.int64], ids: Int32Array, probs: Float32Array) -> None:
-    """Check that each draft's pairs of q are a distribution that gives the draft a probability above 0.
-
-    widths: [drafts], pairs of q per draft.
-    """
-    with_q = widths > 0
-    tokens, widths = tokens[with_q], widths[with_q]
+def _check_q(drafts: list[Draft]) -> None:
+    """Check that each draft's pairs of q are a distribution that gives the draft a probability above 0."""
+    tokens, ids, probs = (
+        np.concatenate([getattr(draft, name) for draft in drafts]) for name in ("tokens", "q_ids", "q_probs")
+    )
+    widths = np.concatenate([np.repeat(draft.q_ids.size // draft.tokens.size, draft.tokens.size) for draft in drafts])
     starts = np.cumsum(widths) - widths
     # A NaN fails this comparison too.
     if not (probs.min() >= 0 and (abs(np.add.reduceat(probs, starts) - 1) <= _SUM_TOLERANCE).all()):

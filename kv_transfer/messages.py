@@ -1,6 +1,6 @@
 """The messages between router, speculator pool and target pool.
 
-They are frozen data classes that check their own fields. `kv_transfer.wire.codec` encodes and decodes them.
+They are frozen data classes that check their own fields. `kv_transfer.codec` encodes and decodes them.
 Token ids and positions are int32 numpy arrays. Times are milliseconds.
 """
 

@@ -16,12 +16,11 @@ import numpy.typing as npt
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import KeptPrompt
-from kv_transfer.wire.positions import decode_positions, encode_positions
 
 Int64Array = npt.NDArray[np.int64]
 
 KEPT_POSITIONS = "skim_kept_positions"
-"""Key in `SamplingParams.extra_args`; its value is `kv_transfer.wire.positions.encode_positions(...)`."""
+"""Key in `SamplingParams.extra_args`; its value is the kept positions and the context length, as int32 bytes."""
 
 
 class PositionMap:
@@ -62,10 +61,10 @@ def position_map(extra_args: Mapping[str, Any] | None) -> PositionMap | None:
 
 
 def position_args(prompt: KeptPrompt) -> dict[str, Any]:
-    """The part of `SamplingParams.extra_args` from which `position_map` reads a prompt. Raises WireError."""
+    """The part of `SamplingParams.extra_args` from which `position_map` reads a prompt."""
     if prompt.is_dense:
         return {}
-    return {KEPT_POSITIONS: encode_positions(prompt.positions, prompt.context_length)}
+    return {KEPT_POSITIONS: np.append(prompt.positions, np.int32(prompt.context_length)).tobytes()}
 
 
 def batch_offsets(
@@ -88,4 +87,5 @@ def batch_offsets(
 # Cached by value: the n answers of a request share one map, and no request needs to remove its map at its end.
 @lru_cache(maxsize=1024)
 def _decoded_map(encoded: bytes) -> PositionMap:
-    return PositionMap(*decode_positions(encoded))
+    numbers = np.frombuffer(encoded, np.int32)
+    return PositionMap(numbers[:-1], int(numbers[-1]))

@@ -20,7 +20,7 @@ from cluster.config.load import config_from_settings
 from cluster.config.pools import AutoscalingConfig, PoolConfig
 from cluster.config.schema import ChannelConfig, DeploymentConfig, ObservabilityConfig
 from cluster.serve.placement import placement_options
-from kv_transfer.wire.codec import MAX_MESSAGE_BYTES
+from kv_transfer.codec import MAX_MESSAGE_BYTES
 from router.deployment import router_ingress
 from router.options.settings import RouterConfig
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc
 
+from kv_transfer.codec import decode, encode
 from kv_transfer.draft_channel.circuit_breaker import CircuitBreaker
 from kv_transfer.draft_channel.protocol import MESSAGE_LIMITS, METHOD, SERVICE, token_metadata
 from kv_transfer.draft_channel.tls import CertificateFiles, Tls, client_credentials
 from kv_transfer.drafts import DraftReply, DraftRequest, check_answers
-from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import SkimError, WireError
 
 SHORTEST = 0.08

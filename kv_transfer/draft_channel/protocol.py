@@ -1,6 +1,6 @@
 """The draft channel: one bidirectional gRPC stream from a target worker to a speculator replica.
 
-Each message is encoded by `kv_transfer.wire.codec`. The target sends DraftRequests, and the speculator answers with
+Each message is encoded by `kv_transfer.codec`. The target sends DraftRequests, and the speculator answers with
 DraftReplies in the same order. After an error the client opens a new stream. The client is `client.DraftClient`
 (synchronous, inside the target's step), the server is `server.DraftServer` (asyncio, in the speculator's process). This
 file and `tls` hold what both use.
@@ -9,7 +9,7 @@ file and `tls` hold what both use.
 import hmac
 from collections.abc import Iterable
 
-from kv_transfer.wire.codec import MAX_MESSAGE_BYTES
+from kv_transfer.codec import MAX_MESSAGE_BYTES
 
 SERVICE = "skim.Drafts"
 METHOD = "Exchange"

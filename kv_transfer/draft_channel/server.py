@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 
+from kv_transfer.codec import decode, encode
 from kv_transfer.draft_channel.protocol import MESSAGE_LIMITS, METHOD, SERVICE, token_is_right
 from kv_transfer.draft_channel.tls import CertificateFiles, server_credentials
 from kv_transfer.drafts import DraftReply, DraftRequest
-from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import EngineUnavailableError, SkimError
 
 Handler = Callable[[DraftRequest], Awaitable[DraftReply]]

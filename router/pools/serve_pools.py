@@ -23,6 +23,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from actors.ray_hooks.broadcast import replies_of_all
 from actors.ray_hooks.handles import streaming_bytes
+from kv_transfer.codec import decode, encode
 from kv_transfer.messages import (
     ACCEPTED,
     READ_ONLY,
@@ -33,7 +34,6 @@ from kv_transfer.messages import (
     SessionHandle,
 )
 from kv_transfer.reply_pieces import PieceJoiner
-from kv_transfer.wire.codec import decode, encode
 from router.admission.intake_lock import IntakeLock
 from router.pools.affinity_router import by_prefix, where
 from router.pools.answer_record import AnswerRecord

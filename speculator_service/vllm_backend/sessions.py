@@ -19,8 +19,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from kv_transfer.arrays import Int32Array, no_numbers
 from kv_transfer.messages import KeptPrompt
-from kv_transfer.position_map import KEPT_POSITIONS
-from kv_transfer.wire.positions import encode_positions
+from kv_transfer.position_map import position_args
 from skim_common.errors import SessionLostError
 from skim_common.prefixes import common_prefix
 from speculator_service.engine import Drafted
@@ -53,10 +52,7 @@ class EngineSession:
     @classmethod
     def over(cls, prompt: KeptPrompt, cache_salt: str | None = None) -> "EngineSession":
         """A session of a kept prompt. The engine computes its tokens at their original positions (`vllm_hooks`)."""
-        extra_args = None
-        if not prompt.is_dense:
-            extra_args = {KEPT_POSITIONS: encode_positions(prompt.positions, prompt.context_length)}
-        return cls(prompt.token_ids, prompt.context_length, cache_salt, extra_args)
+        return cls(prompt.token_ids, prompt.context_length, cache_salt, position_args(prompt))
 
 
 @dataclass(slots=True)

@@ -20,10 +20,10 @@ from actors.multi_node import fetch_on_nodes, nodes_of
 from actors.target import TargetActor
 from cluster.config.load import config_from_settings
 from cluster.serve.app import build_app
+from kv_transfer.codec import decode, encode
 from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.messages import ACCEPTED, GenerateOutput, GenerateRequest, SessionHandle
 from kv_transfer.options import DecodeOptions
-from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import ModelError
 from speculator_service.drafting.drafter import DraftService
 from tests.e2e.conftest import ROOT

@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from kv_transfer import codec
+from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import SelectionOptions
-from kv_transfer.wire import codec
-from kv_transfer.wire.codec import decode, encode
 from router.http.body_fields import parse_body
 from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions, read_decode
 from skim_common.errors import InvalidRequestError, SkimError

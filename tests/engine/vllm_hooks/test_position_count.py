@@ -18,8 +18,8 @@ from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
-from kv_transfer.position_map import KEPT_POSITIONS
-from kv_transfer.wire.positions import encode_positions
+from kv_transfer.messages import KeptPrompt
+from kv_transfer.position_map import position_args
 from skim_common.errors import ModelError
 from skim_common.models.info import inspect_model, position_count
 from speculator_service.vllm_backend.start import engine_length
@@ -193,7 +193,7 @@ def test_layers_of_different_tables() -> None:
     assert position_count(SimpleNamespace(max_position_embeddings=100, rope_parameters=rope)) == 100
 
 
-KEPT = SimpleNamespace(extra_args={KEPT_POSITIONS: encode_positions(np.array([0, 2, 5], np.int32), 1020)})
+KEPT = SimpleNamespace(extra_args=position_args(KeptPrompt(np.zeros(3, np.int32), np.array([0, 2, 5], np.int32), 1020)))
 SLOTS = [3, 4, 5, 6, 7]
 LIMITED = [1020, 1021, 1022, 1023, 1023]
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.position_map import KEPT_POSITIONS
-from kv_transfer.wire.positions import encode_positions
+from kv_transfer.messages import KeptPrompt
+from kv_transfer.position_map import position_args
 from vllm_hooks.positions_v1 import restore_positions
 
 KEPT, CONTEXT, MAX_POSITION = np.array([0, 2, 5], np.int32), 8, 16
@@ -19,7 +19,7 @@ def hooked_runner(slots: list[int], computed: int, seen: list[Any], *, mrope: bo
 
     mrope: the model gets three positions of each token, in a buffer that is longer than the step.
     """
-    params = SimpleNamespace(extra_args={KEPT_POSITIONS: encode_positions(KEPT, CONTEXT)})
+    params = SimpleNamespace(extra_args=position_args(KeptPrompt(np.zeros(3, np.int32), KEPT, CONTEXT)))
     positions = torch.tensor(slots)
     rows = torch.tensor([[*slots, 7]] * 3)
     model_reads = rows if mrope else positions

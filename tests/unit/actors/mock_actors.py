@@ -6,13 +6,13 @@ import numpy as np
 
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
+from kv_transfer.codec import encode
 from kv_transfer.messages import (
     GenerateRequest,
     KeptPrompt,
     SelectRequest,
 )
 from kv_transfer.options import SelectionOptions
-from kv_transfer.wire.codec import encode
 
 MODELS = Path(__file__).parents[3] / "demo_models"
 IDS = np.arange(10, 410, dtype=np.int32)

@@ -13,9 +13,9 @@ from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from benchmarks.mock_engines.speculator import MockSpeculator
 from benchmarks.mock_engines.target import MockTarget
+from kv_transfer.codec import decode, encode
 from kv_transfer.messages import ACCEPTED, GenerateOutput, Selection, SelectRequest
 from kv_transfer.options import DecodeOptions
-from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import (
     EngineUnavailableError,
     InvalidRequestError,

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from kv_transfer.codec import decode, encode
 from kv_transfer.messages import Envelope, GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest
-from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import DeadlineError
 from tests.unit.actors.mock_actors import IDS, replies, speculator, target
 from tests.unit.router.conftest import until

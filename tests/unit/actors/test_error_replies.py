@@ -12,9 +12,9 @@ from vllm.exceptions import GracefulHTTPError
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from actors.error_replies import reply_to_failure
+from kv_transfer.codec import decode
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
-from kv_transfer.wire.codec import decode
 from router.options.errors import HttpError
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.info import inspect_model

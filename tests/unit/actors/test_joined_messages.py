@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
-from kv_transfer.wire.codec import decode, encode
 from tests.unit.actors.mock_actors import IDS, replies, target
 
 

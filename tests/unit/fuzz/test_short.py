@@ -2,7 +2,7 @@
 
 import pytest
 
-from kv_transfer.wire import codec
+from kv_transfer import codec
 from tests.fuzz.mutations import fuzz
 from tests.fuzz.targets import CLASSES, TARGETS, corpus
 

@@ -1,36 +1,136 @@
+"""Draft messages that lie are refused: rows when they are decoded, replies when they are compared with the rows."""
+
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 import pytest
 
+from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, check_answers
 from skim_common.errors import WireError
+from tests.unit.kv_transfer.message_strategies import same
 
-TWO = np.array([1, 2], np.int32)
-Q = np.array([1, 2, 1, 2], np.int32), np.full(4, 0.5, np.float32)
-REQUEST = DraftRequest(1, [DraftRow("a", 3, TWO, 2, 1.0, 2), DraftRow("told", 3, TWO, 0)])
+HEADER_BYTES = 6
+
+
+def int32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def float32(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+REQUEST = DraftRequest(
+    5,
+    [
+        DraftRow("a", 3, int32(7, 8), 4, 0.7, 2),
+        DraftRow("b", 0, int32(), 1),
+        DraftRow("c", 0, int32(), 1, 1.0, 1),
+        DraftRow("told", 3, int32(1, 2), 0),
+    ],
+    closed=["d"],
+)
+A = Draft("a", 5, int32(1, 2), int32(1, 2, 2, 4), float32(0.25, 0.75, 1, 0))
+REPLY = DraftReply(5, [A, Draft("b", 0, int32(6)), Draft("c", 0, int32(9), int32(9), float32(1))])
+
+
+def changed(message: DraftRequest | DraftReply, **fields) -> bytes:
+    """The message's bytes with some fields of its first row replaced."""
+    data = encode(message)
+    body = msgspec.msgpack.decode(data[HEADER_BYTES:])
+    row = (body.get("rows") or body["drafts"])[0]
+    assert row.keys() >= fields.keys()
+    row.update(fields)
+    return data[:HEADER_BYTES] + msgspec.msgpack.encode(body, enc_hook=encoded)
+
+
+def encoded(value):
+    return msgspec.msgpack.Ext(1 if value.dtype == np.int32 else 4, value.tobytes())
+
+
+def test_rows_of_different_widths_come_back():
+    for message in (REQUEST, REPLY):
+        assert same(decode(encode(message), type(message)), message)
+        assert same(decode(changed(message), type(message)), message)
+
+
+def test_decoded_rows_do_not_share_memory():
+    first, second = decode(encode(REPLY), DraftReply).drafts[::2]
+    first.q_ids[:] = 0
+    assert second.q_ids.tolist() == [9]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"session": 1},
+        {"position": -1},
+        {"position": 2**31},
+        {"max_drafts": -1},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_m": -1},
+        {"tokens": float32(7, -8)},
+        {"tokens": msgspec.msgpack.Ext(1, bytes(7))},
+        {"tokens": msgspec.msgpack.Ext(2, bytes(8))},
+        {"tokens": [7, 8]},
+    ],
+)
+def test_requests_that_lie(fields):
+    with pytest.raises(WireError, match="these bytes are no DraftRequest"):
+        decode(changed(REQUEST, **fields), DraftRequest)
 
 
 @pytest.mark.parametrize(
     "reply",
-    [
-        DraftReply(1),
-        DraftReply(1, [Draft("a", 5, TWO, *Q), Draft("told", 5, TWO[:0])]),
-        DraftReply(1, [Draft("a", 5, TWO)]),
-    ],
+    [DraftReply(5), REPLY, replace(REPLY, drafts=[replace(A, q_ids=int32(), q_probs=float32())])],
 )
 def test_answers(reply):
-    check_answers(reply, REQUEST)
+    check_answers(decode(encode(reply), DraftReply), REQUEST)
 
 
 @pytest.mark.parametrize(
-    "reply",
+    ("fields", "fault"),
     [
-        DraftReply(1, [Draft("b", 5, TWO)]),
-        DraftReply(1, [Draft("a", 3, TWO)]),
-        DraftReply(1, [Draft("a", 5, np.array([1, 2, 3], np.int32))]),
-        DraftReply(1, [Draft("a", 5, TWO[:1], *Q)]),
-        DraftReply(1, [Draft("told", 5, TWO)]),
+        ({"session": "e"}, "none were asked"),
+        ({"session": "b"}, "start at token 5"),
+        ({"session": "told"}, "more drafts"),
+        ({"position": 4}, "start at token 4"),
+        ({"position": -1}, "these bytes are no DraftReply"),
+        ({"tokens": int32(1, 2, 3, 4, 5)}, "more drafts"),
+        ({"tokens": int32(1)}, "more drafts, or more of q"),
+        ({"tokens": int32()}, "more drafts, or more of q"),
+        ({"tokens": int32(1, 2, 6)}, "do not fit 3 drafts"),
+        ({"tokens": msgspec.msgpack.Ext(2, bytes(8))}, "these bytes are no DraftReply"),
+        ({"q_ids": int32(1, 2, 2)}, "do not fit 2 drafts"),
+        ({"q_ids": int32()}, "0 ids and 4 probabilities"),
+        ({"q_probs": float32(0.25, 0.75, 1)}, "4 ids and 3 probabilities"),
+        ({"q_probs": int32(0, 1, 1, 0)}, "these bytes are no DraftReply"),
+        ({"q_probs": msgspec.msgpack.Ext(4, bytes(15))}, "these bytes are no DraftReply"),
+        ({"q_probs": float32(0.25, 0.5, 1, 0)}, "do not sum to 1"),
+        ({"q_probs": float32(0.25, 0.75, 2, -1)}, "below 0"),
+        ({"q_probs": float32(0.25, float("nan"), 1, 0)}, "do not sum to 1"),
+        ({"q_probs": float32(float("inf"), 0.75, 1, 0)}, "do not sum to 1"),
+        ({"q_probs": float32(0.25, 0.75, float("inf"), float("-inf"))}, "below 0"),
+        ({"q_ids": int32(1, 1, 2, 4)}, "twice"),
+        ({"tokens": int32(3, 2)}, "probability is 0"),
+        ({"tokens": int32(1, 4)}, "probability is 0"),
     ],
 )
-def test_no_answers(reply):
+def test_replies_that_lie(fields, fault):
+    with pytest.raises(WireError, match=fault):
+        check_answers(decode(changed(REPLY, **fields), DraftReply), REQUEST)
+
+
+def test_two_drafts_for_one_row():
+    with pytest.raises(WireError, match="none were asked"):
+        check_answers(replace(REPLY, drafts=[A, A]), REQUEST)
+
+
+@pytest.mark.parametrize("tokens", [np.zeros(2, np.int64), np.zeros((2, 3), np.int32), object()])
+def test_what_cannot_be_sent(tokens):
     with pytest.raises(WireError):
-        check_answers(reply, REQUEST)
+        encode(DraftRequest(0, [DraftRow("a", 0, tokens, 4)]))

@@ -2,9 +2,9 @@
 
 import pytest
 
+from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
 from kv_transfer.reply_pieces import PIECE_LOGPROBS, PieceJoiner, pieces
-from kv_transfer.wire.codec import decode, encode
 from tests.unit.actors.mock_actors import replies, target
 from tests.unit.target_service.test_joined_outputs import output
 

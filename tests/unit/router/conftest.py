@@ -16,8 +16,8 @@ from actors.observability.tracing import NO_TRACER, Span, Tracer
 from benchmarks.mock_engines.speculator import MockSpeculator
 from benchmarks.mock_engines.target import MockTarget
 from demo_models.documents import DemoDocument, make_document
+from kv_transfer.codec import decode, encode
 from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle
-from kv_transfer.wire.codec import decode, encode
 from router.dispatch.dispatcher import Dispatcher
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig

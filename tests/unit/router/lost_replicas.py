@@ -6,8 +6,8 @@ from contextlib import aclosing
 import numpy as np
 
 from benchmarks.mock_engines.target import MockTarget
+from kv_transfer.codec import decode, encode
 from kv_transfer.messages import DELTA, GenerateOutput, GenerateRequest, KeptPrompt
-from kv_transfer.wire.codec import decode, encode
 from router.pools.answer_record import AnswerRecord
 from router.pools.migration import Migration, ReplicaLostError, migrate
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 from ray.exceptions import ActorDiedError
 
+from kv_transfer.codec import encode
 from kv_transfer.messages import (
     ACCEPTED,
     Completion,
@@ -16,7 +17,6 @@ from kv_transfer.messages import (
     Selection,
     SelectRequest,
 )
-from kv_transfer.wire.codec import encode
 from router.pools.availability import PoolStates
 from router.pools.serve_pools import ServePools
 

@@ -22,10 +22,10 @@ from actors.observability.tracing_otlp import provider
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from benchmarks.mock_engines.target import MockTarget
+from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import DraftRequest, DraftRow
 from kv_transfer.messages import Envelope, GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import SkimError
 from tests.reference.otlp_receiver import otlp_receiver
 from tests.unit.actors.mock_actors import mock_settings

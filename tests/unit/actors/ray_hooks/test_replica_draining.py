@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from actors.ray_hooks.replica_draining import Draining
+from kv_transfer.codec import decode
 from kv_transfer.messages import (
     ACCEPTED,
     GenerateOutput,
 )
-from kv_transfer.wire.codec import decode
 from skim_common.errors import HandoverError
 from tests.unit.actors.mock_actors import (
     generate_request,

@@ -4,12 +4,12 @@ import numpy as np
 
 from evals.run.wrong_origin import FROM_KEPT, WrongOriginTarget, from_kept
 from kv_transfer.limits import RESERVED_PREFIX
-from kv_transfer.position_map import KEPT_POSITIONS
-from kv_transfer.wire.positions import encode_positions
+from kv_transfer.messages import KeptPrompt
+from kv_transfer.position_map import position_args
 from target_service.vllm_backend.worker import TargetWorker
 
 KEPT = np.array([0, 1, 5, 6, 9], np.int32)
-ASKED = {KEPT_POSITIONS: encode_positions(KEPT, 12)}
+ASKED = position_args(KeptPrompt(np.zeros(5, np.int32), KEPT, 12))
 
 
 def positions(found, count):

@@ -11,12 +11,12 @@ import grpc
 import numpy as np
 import pytest
 
+from kv_transfer.codec import encode
 from kv_transfer.draft_channel.circuit_breaker import CircuitBreaker
 from kv_transfer.draft_channel.client import ExchangeDeadline
 from kv_transfer.draft_channel.protocol import METHOD, SERVICE
 from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
-from kv_transfer.wire.codec import encode
 from skim_common.errors import EngineUnavailableError, SessionLostError
 from tests.unit.kv_transfer.channel_peer import HOST, REQUEST, answer, client, honest, serving, until
 from tests.unit.kv_transfer.message_strategies import same

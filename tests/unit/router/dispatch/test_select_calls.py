@@ -10,8 +10,8 @@ import pytest
 from ray.exceptions import ActorDiedError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError
 
+from kv_transfer.codec import encode, encode_error
 from kv_transfer.messages import ACCEPTED
-from kv_transfer.wire.codec import encode, encode_error
 from router.pools.availability import PoolStates
 from router.pools.serve_pools import ServePools
 from skim_common.errors import EngineUnavailableError, InvalidRequestError

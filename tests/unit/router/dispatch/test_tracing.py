@@ -9,8 +9,8 @@ import pytest_asyncio
 import actors.pool_actor
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
+from kv_transfer.codec import decode, encode
 from kv_transfer.messages import ACCEPTED, GenerateOutput, Selection
-from kv_transfer.wire.codec import decode, encode
 from router.dispatch.state import CURRENT
 from skim_common.errors import EngineUnavailableError
 from skim_common.models.info import ModelInfo

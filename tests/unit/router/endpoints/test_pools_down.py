@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kv_transfer.wire.codec import encode
+from kv_transfer.codec import encode
 from router.pools.availability import PoolDownError, PoolStates, Replicas
 from skim_common.errors import ModelError
 from skim_common.models.info import ModelInfo

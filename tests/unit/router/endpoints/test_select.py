@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.wire import codec
+from kv_transfer import codec
 from router.admission.ticket import OverloadedError
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.token_budget import TokenBudget

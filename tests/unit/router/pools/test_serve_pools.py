@@ -10,8 +10,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from kv_transfer.codec import decode, encode, encode_error
 from kv_transfer.messages import ACCEPTED, GenerateRequest, SessionHandle
-from kv_transfer.wire.codec import decode, encode, encode_error
 from router.admission.intake_lock import IntakeLock
 from router.pools.affinity_router import where
 from router.pools.migration import ReplicaLostError

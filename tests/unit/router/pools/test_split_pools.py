@@ -8,6 +8,7 @@ import pytest
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
+from kv_transfer.codec import decode, encode, encode_error
 from kv_transfer.messages import (
     ACCEPTED,
     Completion,
@@ -16,7 +17,6 @@ from kv_transfer.messages import (
     GenerateRequest,
     KeptPrompt,
 )
-from kv_transfer.wire.codec import decode, encode, encode_error
 from router.pools.affinity_router import by_prefix
 from router.pools.availability import PoolStates, Replicas
 from router.pools.migration import MAX_REFUSALS

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from kv_transfer.wire.codec import decode, encode
 from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import SessionLimits

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from kv_transfer.arrays import Int32Array
+from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, check_answers
 from kv_transfer.messages import SessionHandle
-from kv_transfer.wire.codec import decode, encode
 from skim_common.errors import WireError
 from target_service.drafting.target_session import Proposal, TargetSession, checked_proposal
 

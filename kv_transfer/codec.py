@@ -1,21 +1,21 @@
 """Messages as bytes: b"SKIM", version, message type, then the message in msgpack.
 
 An actor answers with a message or with an error. `decode` returns a message and raises an error. Bytes that are not a
-message of this version always raise WireError.
+message of this version always raise WireError. Arrays are extension values, whose code gives the element type.
 """
 
 import struct
+from functools import lru_cache
 from typing import Any, TypeVar, get_args
 
 import msgspec
 import numpy as np
 from pydantic import ValidationError
 
+from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from kv_transfer.wire.arrays import decode_array, encode_array
-from kv_transfer.wire.draft_columns import ReplyColumns, RequestColumns
 from skim_common.errors import MessageSizeError, SkimError, WireError, WireVersionError, error_of_kind
 from skim_common.models.info import ModelInfo
 from skim_common.validation import sentence
@@ -50,8 +50,10 @@ _NUMBERS: dict[type, int] = {
 }
 _TYPES = {number: cls for cls, number in _NUMBERS.items()}
 
-# These messages travel as columns: `of` makes the columns from a message, `message` makes the message from them.
-_COLUMNS: dict[type, Any] = {DraftRequest: RequestColumns, DraftReply: ReplyColumns}
+# Kinds of arrays: int32 [N], int32 [N, 2] and float32 [N], in the byte order of all machines that vLLM runs on.
+_IDS, _PAIRS, _SCORES = 1, 2, 4
+_INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
+_KINDS = {(_INT32, 1): _IDS, (_INT32, 2): _PAIRS, (_FLOAT32, 1): _SCORES}
 
 Message = TypeVar("Message")
 
@@ -65,9 +67,8 @@ def encode(message: Any) -> bytes:
     if number is None:
         raise WireError(f"a {type(message).__name__} is not a message")
     try:
-        columns = _COLUMNS.get(type(message))
-        body = _ENCODER.encode(columns.of(message) if columns else message)
-    except (AttributeError, TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:
+        body = _ENCODER.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:
         raise WireError(f"this {type(message).__name__} cannot be sent: {e}") from None
     if _HEADER.size + len(body) > MAX_MESSAGE_BYTES:
         raise MessageSizeError(
@@ -93,8 +94,6 @@ def decode(data: bytes, cls: type[Message]) -> Message:
         raise WireError(f"{cls.__name__} was expected, {name} came")
     try:
         message = _DECODERS[number].decode(memoryview(data)[_HEADER.size :])
-        if found in _COLUMNS:
-            message = message.message()
     except (msgspec.MsgspecError, WireError, RecursionError, ValueError, TypeError) as e:
         raise WireError(f"these bytes are no {cls.__name__}: {e}") from None
     if isinstance(message, ErrorMessage):
@@ -112,21 +111,25 @@ def _read_header(data: bytes) -> int:
     if magic != _MAGIC:
         raise WireError("these bytes are not a message of Skim")
     if version != VERSION:
-        told = f"a message has version {version}, this side reads version {VERSION}; run one release of Skim"
-        raise WireVersionError(told)
+        raise WireVersionError(
+            f"a message has version {version}, this side reads version {VERSION}; run one release of Skim"
+        )
     return int(number)
 
 
 def _encode_hook(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return encode_array(value)
+        kind = _KINDS.get((value.dtype, value.ndim))
+        if kind is None or (kind == _PAIRS and value.shape[1] != 2):
+            raise TypeError(f"an array of {value.dtype} {list(value.shape)} has no form on the wire")
+        return msgspec.msgpack.Ext(kind, value.tobytes())
     if isinstance(value, SelectionOptions | DecodeOptions):
         return value.model_dump(exclude_defaults=True)
     raise TypeError(f"a {type(value).__name__} has no form on the wire")
 
 
 def _decode_hook(wanted: type, value: Any) -> Any:
-    if wanted in (SelectionOptions, DecodeOptions):
+    if not isinstance(value, np.ndarray) and wanted in (SelectionOptions, DecodeOptions):
         try:
             return wanted.model_validate(value)
         except ValidationError as e:
@@ -137,6 +140,7 @@ def _decode_hook(wanted: type, value: Any) -> Any:
     raise ValueError(f"an array of {element.__name__} was expected, {type(value).__name__} came")
 
 
+@lru_cache
 def _element_of(array: Any) -> type:
     """The element type of an array's annotation, such as np.int32.
 
@@ -147,8 +151,29 @@ def _element_of(array: Any) -> type:
     return element  # type: ignore[no-any-return]
 
 
+def _flat_array(kind: int, data: memoryview) -> Int32Array | Float32Array:
+    """An array [N] that owns its memory, for messages of many small arrays: their receivers check the numbers."""
+    if kind not in (_IDS, _SCORES) or len(data) % 4:
+        raise WireError(f"{len(data)} bytes are not an array of kind {kind}")
+    return np.frombuffer(data, np.float32).copy() if kind == _SCORES else np.frombuffer(data, np.int32).copy()
+
+
+def _checked_array(kind: int, data: memoryview) -> Int32Array | Float32Array:
+    """An array that owns its memory. Raises WireError also for a negative id, a NaN and an infinity."""
+    array = _flat_array(_IDS if kind == _PAIRS else kind, data)
+    if kind == _SCORES and not np.isfinite(array).all():
+        raise WireError("an array of scores holds a number that is not finite")
+    if kind != _SCORES and array.size and array.min() < 0:
+        raise WireError("an array of token ids or positions holds a negative number")
+    return array if kind != _PAIRS else array.reshape(-1, 2)
+
+
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
-    number: msgspec.msgpack.Decoder(_COLUMNS.get(cls, cls), dec_hook=_decode_hook, ext_hook=decode_array)
+    number: msgspec.msgpack.Decoder(
+        cls,
+        dec_hook=_decode_hook,
+        ext_hook=_flat_array if cls in (DraftRequest, DraftReply) else _checked_array,
+    )
     for number, cls in _TYPES.items()
 }

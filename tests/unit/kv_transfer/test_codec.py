@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_transfer import codec
+from kv_transfer.codec import MAX_MESSAGE_BYTES, VERSION, decode, encode, encode_error
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import (
@@ -21,8 +23,6 @@ from kv_transfer.messages import (
     SessionHandle,
 )
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from kv_transfer.wire import codec
-from kv_transfer.wire.codec import MAX_MESSAGE_BYTES, VERSION, decode, encode, encode_error
 from skim_common.errors import (
     EngineUnavailableError,
     InvalidRequestError,
@@ -46,7 +46,7 @@ CLASSES = [
     DraftRequest,
     DraftReply,
 ]
-INT32, INT32_PAIRS, POSITIONS, FLOAT32 = 1, 2, 3, 4
+INT32, INT32_PAIRS, FLOAT32 = 1, 2, 4
 SELECTION, GENERATE_REQUEST, KEPT_PROMPT = 2, 3, 6
 
 
@@ -60,6 +60,27 @@ def extension(code: int, data: bytes) -> msgspec.msgpack.Ext:
 
 def int32(*values: int) -> msgspec.msgpack.Ext:
     return extension(INT32, np.array(values, "<i4").tobytes())
+
+
+@pytest.mark.parametrize(
+    ("array", "kind", "data"),
+    [
+        (np.array([258], np.int32), INT32, b"\x02\x01\x00\x00"),
+        (np.array([[1, 2]], np.int32), INT32_PAIRS, b"\x01\x00\x00\x00\x02\x00\x00\x00"),
+        (np.array([1], np.float32), FLOAT32, b"\x00\x00\x80\x3f"),
+    ],
+)
+def test_arrays_are_little_endian(array, kind, data):
+    assert codec._encode_hook(array) == extension(kind, data)
+    assert same(codec._checked_array(kind, memoryview(data)), array)
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros(3), np.zeros(3, np.int64), np.zeros((2, 3), np.int32), np.zeros((2, 2), np.float32)]
+)
+def test_other_arrays_have_no_form(array):
+    with pytest.raises(TypeError, match="no form on the wire"):
+        codec._encode_hook(array)
 
 
 def kept_fields(**changes):
@@ -108,14 +129,7 @@ def test_dense_prompts(size):
     kept = KeptPrompt.dense(np.random.default_rng(0).integers(0, 150_000, size))
     data = encode(kept)
     assert same(decode(data, KeptPrompt), kept)
-    assert len(data) < 4 * size + 200
-
-
-def test_kept_positions_of_128k_travel_as_a_bitmap():
-    rng = np.random.default_rng(0)
-    positions = np.flatnonzero(rng.random(131072) < 0.2).astype(np.int32)
-    kept = KeptPrompt(rng.integers(0, 150_000, positions.size).astype(np.int32), positions, 131072)
-    assert len(encode(kept)) < 4 * positions.size + 16384 + 200
+    assert len(data) < 8 * size + 200
 
 
 @pytest.mark.parametrize("cls", [InvalidRequestError, ModelError, EngineUnavailableError, WireError])
@@ -184,11 +198,9 @@ def test_bytes_that_are_no_message(data):
         {"token_ids": int32(), "positions": int32()},
         {"positions": int32(3, 3)},
         {"positions": int32(4, 0)},
-        {"positions": extension(POSITIONS, struct.pack("<BIiiii", 2, 4, 3, 1, 3, 1))},
-        {"positions": extension(POSITIONS, struct.pack("<BIiiii", 2, 4, 3, 2**31 - 1, 0, 1))},
         {"positions": int32(0, 4)},
-        {"positions": extension(POSITIONS, b"\x00\xff\xff\xff\xff\x01")},
-        {"positions": extension(POSITIONS, struct.pack("<BIii", 1, 4, 0, 2**31 - 1))},
+        {"positions": int32(0, -1)},
+        {"positions": int32(0, 2**31 - 1)},
         {"context_length": "4"},
         {"context_length": 3},
         {"context_length": -1},
