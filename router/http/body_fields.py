@@ -1,114 +1,142 @@
-"""What the router itself reads of a request's JSON body, and the values that it refuses before vLLM's app sees them.
-
-vLLM's app parses the body too. So the router skips all but its own fields, unless a value may be one to refuse.
-"""
+"""What the router itself reads of a request's JSON body, and the values that it refuses before vLLM's app sees them."""
 
 import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import msgspec
 
 from kv_transfer.limits import reserved_names
-from router.options.context_management import FIELD
+from router.dispatch.apart import apart
 from router.options.errors import InvalidOptionError
-from router.options.request import DECODE, PREFILL, clipped
+from router.options.request import clipped
 from router.prompt.keep_fields import KeepFields, extract_keep_fields
 from skim_common.nesting import MAX_DEPTH, too_deep
 
 # What vLLM's schema of /v1/messages lacks, and without which an answer would be another one.
 _OF_ANTHROPIC = ("mcp_servers", "container", "compaction", "thread", "output_format")
-# Signs of a number that may not fit 64 bits, in a body that `_may_hold_wide_numbers` has made simple.
-_ZERO_DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
-_WIDE_NUMBERS = (b"0" * 19, b"0e000", b"NaN", b"Infinity", b"\0")
-
 _RESERVED = ("kv_transfer_params", "ec_transfer_params")
 # Of /v1/responses. vLLM refuses null there too, but in a stream only after the response has begun.
 _NEVER_NULL = ("background", "truncation")
 _WITHOUT_EFFECT = ("return_token_offsets", "return_assistant_tokens_mask", "routed_experts_prompt_start")
 
 _LOWEST, _HIGHEST = -(2**63), 2**64 - 1
-_MOST_DIGITS = 20
-
-_READ = (*_RESERVED, *_NEVER_NULL, *_WITHOUT_EFFECT, *_OF_ANTHROPIC, PREFILL.name, DECODE.name, FIELD)
-_READ_TOO = ("vllm_xargs", "structured_outputs", "logit_bias", "echo", "use_beam_search", "tools", "nvext")
-_DECODER = msgspec.json.Decoder(TypedDict("_Fields", dict.fromkeys(_READ + _READ_TOO, Any), total=False))  # type: ignore[operator]
-"""Skips all other fields."""
-_MAY_HOLD_KEEP = (b'"keep"', b"\\u006", b"\\u007")
-"""Signs of a `keep` at some depth, and of escapes that can hide one."""
+_MAX_DIGITS = 20
+_ZERO_DIGITS = bytes.maketrans(b"123456789", b"000000000")
 
 
 class BodyFields(NamedTuple):
-    """fields: those that the router reads, and perhaps others. body: as vLLM's app is to read it."""
+    """fields: of the JSON object; empty without one. body: as vLLM's app is to read it."""
 
     fields: dict[str, Any]
     keep_fields: KeepFields | None
     body: bytes
 
 
-def is_skimmed(body: bytes) -> bool:
-    """Whether `parse_body` takes as little time as to search the bytes."""
-    return not _needs_all(body) and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
+async def read_fields(body: bytes, path: str) -> BodyFields:
+    """As `parse_body`. A long body is parsed in a thread, unless it takes no longer than a search of its bytes."""
+    if b"keep" not in body and _is_flat(body) and not _may_hold_wide_integers(body):
+        with suppress(ValueError):
+            return _checked(msgspec.json.decode(body), body, path)
+    return await apart(len(body), parse_body, body, path)
 
 
 def parse_body(body: bytes, path: str) -> BodyFields:
-    """A body that is sent to `path`. Raises as `check_depth`, `read_fields` and `extract_keep_fields`."""
-    check_depth(body)
-    fields = read_fields(body, path)
+    """The fields of a body that is sent to `path`. The app refuses a malformed one.
+
+    Raises InvalidOptionError for a body that is too deep for what reads it here or in vLLM and pydantic, for a field
+    that no client may send, and for a value that vLLM or the messages between the pools cannot hold.
+    """
+    if not _is_flat(body) and (field := too_deep(body)) is not None:
+        name = clipped(field) or "the body"
+        raise InvalidOptionError(f"{name} has more than {MAX_DEPTH} levels of lists and objects; flatten it", name)
+    return _checked(_parsed(body), body, path)
+
+
+def _is_flat(body: bytes) -> bool:
+    return body.count(b"[") + body.count(b"{") <= MAX_DEPTH
+
+
+def _may_hold_wide_integers(body: bytes) -> bool:
+    """msgspec refuses all other values that cannot be sent."""
+    return b"0" * (_MAX_DIGITS - 1) in body.translate(_ZERO_DIGITS)
+
+
+def _parsed(body: bytes) -> Any:
+    """The JSON value; None if it is malformed. Raises InvalidOptionError for one that cannot be sent."""
+    if not _may_hold_wide_integers(body):
+        with suppress(ValueError):  # of what json.loads reads as well, such as a byte order mark
+            return msgspec.json.decode(body)
+    try:
+        # Python itself refuses integers of 4300 digits.
+        value = json.loads(body, parse_int=lambda digits: int(digits) if len(digits) <= _MAX_DIGITS else math.inf)
+    except ValueError:
+        return None
+    if (fault := _unsendable(value)) is not None:
+        message, names = fault
+        name = clipped(".".join(reversed(names)))
+        raise InvalidOptionError(f"{name} {message}", name)
+    return value
+
+
+def _unsendable(value: Any) -> tuple[str, list[str]] | None:
+    """What is wrong with a value that msgpack, JSON or UTF-8 lack, at any depth, and the names of its place, the
+    innermost first; None if all can be sent."""
+    if isinstance(value, dict | list):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if (fault := _unsendable(item) or (_unsendable(name) if isinstance(name, str) else None)) is not None:
+                fault[1].append(str(name))
+                return fault
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return "has a lone surrogate, which is no text", []
+    elif isinstance(value, int | float) and not (math.isfinite(value) and _LOWEST <= value <= _HIGHEST):
+        bounds = f"greater_than_equal {_LOWEST} and less_than_equal {_HIGHEST}"  # pydantic's words, as in vLLM
+        return f"must be a finite number of at most 64 bits, {bounds}", []
+    return None
+
+
+def _checked(fields: Any, body: bytes, path: str) -> BodyFields:
+    """Raises InvalidOptionError for a field that acts nowhere, or on the server's own behalf only."""
+    if not isinstance(fields, dict):
+        return BodyFields({}, None, body)
+    _refuse_reserved(fields)
+    of_anthropic = path.endswith(("/messages", "/messages/count_tokens"))
+    for name in () if path.endswith("/render") else _WITHOUT_EFFECT + (_OF_ANTHROPIC if of_anthropic else ()):
+        if fields.get(name):
+            raise InvalidOptionError(f"{name} has no effect on this endpoint; leave it out", name)
+    for name in _NEVER_NULL if path.endswith("/responses") else ():
+        if name in fields and fields[name] is None:
+            raise InvalidOptionError(f"{name} must not be null; leave it out", name)
+    if not isinstance(fields.get("structured_outputs"), dict | None):
+        raise InvalidOptionError("structured_outputs must be an object", "structured_outputs")
+    _refuse_wide_token_ids(fields.get("logit_bias"))
     keep_fields = extract_keep_fields(fields, path)
     if keep_fields is not None:
         body = json.dumps(fields, ensure_ascii=False).encode()
     return BodyFields(fields, keep_fields, body)
 
 
-def check_depth(body: bytes) -> None:
-    """Raise InvalidOptionError for a body that what reads it could not follow, here or in vLLM and pydantic."""
-    if (field := too_deep(body)) is not None:
-        name = clipped(field) or "the body"
-        raise InvalidOptionError(f"{name} has more than {MAX_DEPTH} levels of lists and objects; flatten it", name)
+def _refuse_reserved(fields: dict[str, Any]) -> None:
+    """Refuse fields with which a client could change the prompt or the positions that the target uses."""
+    xargs = fields.get("vllm_xargs")
+    names = [name for name in _RESERVED if fields.get(name) is not None]
+    names += [f"vllm_xargs.{name}" for name in (reserved_names(xargs) if isinstance(xargs, dict) else ())]
+    if names:
+        raise InvalidOptionError(f"{names[0]} is reserved for the server; leave it out", names[0])
 
 
-def read_fields(body: bytes, path: str) -> dict[str, Any]:
-    """The fields of the body's JSON object, sent to `path`: those of Skim, or all if there may be one to refuse.
-
-    Raises InvalidOptionError for a field that no client may send, and for a value that vLLM or the messages between
-    the pools cannot hold. The app refuses a malformed body, for which this is {}.
-    """
-    needs_all = _needs_all(body)
-    try:
-        fields = _parsed(body, needs_all=needs_all)
-    except (ValueError, RecursionError):
-        return {}
-    if isinstance(fields, dict):
-        _refuse_reserved(fields)
-        if not path.endswith("/render"):
-            of_anthropic = path.endswith(("/messages", "/messages/count_tokens"))
-            _refuse_ignored(fields, _WITHOUT_EFFECT + (_OF_ANTHROPIC if of_anthropic else ()))
-        if path.endswith("/responses"):
-            _refuse_nulls(fields)
-    if needs_all:
-        _refuse_unsendable(fields)
-    if not isinstance(fields, dict):
-        return {}
-    if not isinstance(fields.get("structured_outputs"), dict | None):
-        raise InvalidOptionError("structured_outputs must be an object", "structured_outputs")
-    _refuse_wide_token_ids(fields.get("logit_bias"))
-    return fields
-
-
-def _needs_all(body: bytes) -> bool:
-    holds_keep = any(sign in body for sign in _MAY_HOLD_KEEP)
-    return holds_keep or _may_hold_wide_numbers(body) or _may_hold_surrogates(body)
-
-
-def _parsed(body: bytes, *, needs_all: bool) -> Any:
-    """Raises ValueError and RecursionError."""
-    if not needs_all:
-        with suppress(msgspec.DecodeError):  # of what json.loads reads as well, such as a byte order mark
-            return _DECODER.decode(body)
-    return json.loads(body, parse_int=_read_int)
+def _refuse_wide_token_ids(logit_bias: Any) -> None:
+    """The names in a `logit_bias` are token ids. vLLM reads them with `int`, and refuses what is no integer."""
+    for name in logit_bias if isinstance(logit_bias, dict) else ():
+        with suppress(ValueError):
+            if not _LOWEST <= int(name) <= _HIGHEST:
+                field = f"logit_bias.{clipped(name)}"
+                raise InvalidOptionError(f"{field} is not a token id", field)
 
 
 def hinted_priority(fields: Mapping[str, Any]) -> int:
@@ -131,109 +159,3 @@ def hinted_priority(fields: Mapping[str, Any]) -> int:
         name = "nvext.agent_hints.priority"
         raise InvalidOptionError(f"{name} must be an integer", name)
     return -priority
-
-
-def _may_hold_wide_numbers(body: bytes) -> bool:
-    """Every digit becomes 0, E becomes e, and + is dropped, so that few searches find all long numbers."""
-    simple = body.translate(_ZERO_DIGITS, b"+")
-    return any(sign in simple for sign in _WIDE_NUMBERS)
-
-
-def _may_hold_surrogates(body: bytes) -> bool:
-    """Half of a UTF-16 pair is no text. JSON can hold one as an escape, and json.loads also takes one as bytes."""
-    if b"\\ud" in body or b"\\uD" in body:
-        return True
-    try:
-        body.decode()
-    except UnicodeDecodeError:
-        return True
-    return b"\0" in body
-
-
-def _read_int(digits: str) -> int | float:
-    """A JSON integer. inf if it has too many digits for 64 bits: Python itself refuses integers of 4300 digits."""
-    return int(digits) if len(digits) <= _MOST_DIGITS else math.inf
-
-
-def _refuse_unsendable(body: Any) -> None:
-    """Refuse integers over 64 bits, floats that are not finite, and lone surrogates, at every depth.
-
-    msgpack, JSON or UTF-8 lack them.
-    """
-    pending: list[tuple[_Path | None, Any]] = [(None, body)]
-    while pending:
-        path, value = pending.pop()
-        if any(isinstance(part, str) and not _is_text(part) for part in (path.name if path else "", value)):
-            name = _shown_path(path)
-            raise InvalidOptionError(f"{name} has a lone surrogate, which is no text", name)
-        if isinstance(value, dict):
-            pending += [(_Path(path, name), item) for name, item in value.items()]
-        elif isinstance(value, list):
-            pending += [(_Path(path, index), item) for index, item in enumerate(value)]
-        elif (isinstance(value, int) and not _LOWEST <= value <= _HIGHEST) or (
-            isinstance(value, float) and not math.isfinite(value)
-        ):
-            name = _shown_path(path)
-            bounds = f"greater_than_equal {_LOWEST} and less_than_equal {_HIGHEST}"  # pydantic's words, as in vLLM
-            raise InvalidOptionError(f"{name} must be a finite number of at most 64 bits, {bounds}", name)
-
-
-class _Path(NamedTuple):
-    """The place of a value: its name or index in what is at `outer`. Its text is made only if it is shown: names may be
-    long, and values many."""
-
-    outer: "_Path | None"
-    name: str | int
-
-
-def _shown_path(path: _Path | None) -> str:
-    names: list[str] = []
-    while path is not None:
-        names.append(str(path.name))
-        path = path.outer
-    return clipped(".".join(reversed(names)))
-
-
-def _refuse_wide_token_ids(logit_bias: Any) -> None:
-    """The names in a `logit_bias` are token ids. vLLM reads them with `int`, and refuses what is no integer."""
-    for name in logit_bias if isinstance(logit_bias, dict) else ():
-        try:
-            token_id = int(name)
-        except ValueError:
-            continue
-        if not _LOWEST <= token_id <= _HIGHEST:
-            field = f"logit_bias.{clipped(name)}"
-            raise InvalidOptionError(f"{field} is not a token id", field)
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _refuse_reserved(fields: dict[str, Any]) -> None:
-    """Refuse fields with which a client could change the prompt or the positions that the target uses."""
-    for name in _RESERVED:
-        if fields.get(name) is not None:
-            raise InvalidOptionError(f"{name} is reserved for the server; leave it out", name)
-    xargs = fields.get("vllm_xargs")
-    reserved = reserved_names(xargs) if isinstance(xargs, dict) else []
-    if reserved:
-        name = reserved[0]
-        raise InvalidOptionError(f"vllm_xargs.{name} is reserved for the server; leave it out", f"vllm_xargs.{name}")
-
-
-def _refuse_nulls(fields: dict[str, Any]) -> None:
-    for name in _NEVER_NULL:
-        if name in fields and fields[name] is None:
-            raise InvalidOptionError(f"{name} must not be null; leave it out", name)
-
-
-def _refuse_ignored(fields: dict[str, Any], names: tuple[str, ...]) -> None:
-    """Refuse fields that vLLM accepts and ignores here: they act on its /render endpoints, or nowhere."""
-    for name in names:
-        if fields.get(name):
-            raise InvalidOptionError(f"{name} has no effect on this endpoint; leave it out", name)

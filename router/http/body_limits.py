@@ -26,7 +26,7 @@ FREE_BYTES = 64 * 2**10
 RETRY_S = 5
 
 
-class BodyReading:
+class _Reading:
     """One body while it is read. size: bytes that have arrived."""
 
     def __init__(self, timeout: asyncio.Timeout, began: float) -> None:
@@ -52,7 +52,7 @@ class BodyBudget:
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes, self._clock = max_bytes, clock
-        self._readings: dict[BodyReading, None] = {}  # in the order of their beginning
+        self._readings: dict[_Reading, None] = {}  # in the order of their beginning
 
     @property
     def held_bytes(self) -> int:
@@ -60,16 +60,16 @@ class BodyBudget:
         return sum(reading.size for reading in self._readings if reading.counts)
 
     @contextmanager
-    def reading(self, timeout: asyncio.Timeout) -> Iterator[BodyReading]:
+    def reading(self, timeout: asyncio.Timeout) -> Iterator[_Reading]:
         """A body that is read while the context lasts. timeout: of the wait for it, which ends if it is given up."""
-        reading = BodyReading(timeout, self._clock())
+        reading = _Reading(timeout, self._clock())
         self._readings[reading] = None
         try:
             yield reading
         finally:
             del self._readings[reading]
 
-    def add(self, reading: BodyReading, size: int) -> None:
+    def add(self, reading: _Reading, size: int) -> None:
         """Count `size` more bytes of it. Raises RefusedError (503) if it is itself given up."""
         reading.size += size
         while reading.counts and self.held_bytes > self._max_bytes:
@@ -85,11 +85,8 @@ class BodyBudget:
 def check_headers(headers: Headers) -> None:
     """Raise RefusedError if the headers are larger than any client's (431)."""
     if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
-        raise RefusedError(
-            431,
-            "RequestTooLargeError",
-            f"the headers have more than {MAX_HEADER_BYTES} bytes; send the rest in the body",
-        )
+        text = f"the headers have more than {MAX_HEADER_BYTES} bytes; send the rest in the body"
+        raise RefusedError(431, "RequestTooLargeError", text)
 
 
 async def read_body(headers: Headers, receive: Receive, limits: RouterConfig, budget: BodyBudget) -> bytes:
@@ -102,11 +99,21 @@ async def read_body(headers: Headers, receive: Receive, limits: RouterConfig, bu
         raise RefusedError(400, "BadRequestError", "the header content-length must be a number of bytes")
     if declared > limits.max_body_bytes:
         raise _too_large(limits)
-    reading: BodyReading | None = None
+    reading: _Reading | None = None
+    body = bytearray()  # a list of chunks of one byte would take 40 times their memory
     try:
         async with asyncio.timeout(limits.body_timeout_s) as timeout:
             with budget.reading(timeout) as reading:
-                return await _read(receive, limits, budget, reading)
+                more = True
+                while more:
+                    message = await receive()
+                    chunk = message.get("body", b"")
+                    if len(body) + len(chunk) > limits.max_body_bytes:
+                        raise _too_large(limits)
+                    budget.add(reading, len(chunk))
+                    body += chunk
+                    more = message.get("more_body", False)  # False also if the client is gone
+                return bytes(body)
     except TimeoutError:
         if reading is not None and reading.given_up:
             raise _given_up() from None
@@ -114,28 +121,11 @@ async def read_body(headers: Headers, receive: Receive, limits: RouterConfig, bu
         raise RefusedError(408, "RequestTimeoutError", text) from None
 
 
-async def _read(receive: Receive, limits: RouterConfig, budget: BodyBudget, reading: BodyReading) -> bytes:
-    body = bytearray()  # a list of chunks of one byte would take 40 times their memory
-    while True:
-        message = await receive()
-        chunk = message.get("body", b"")
-        if len(body) + len(chunk) > limits.max_body_bytes:
-            raise _too_large(limits)
-        budget.add(reading, len(chunk))
-        body += chunk
-        if not message.get("more_body"):  # also the message that the client is gone
-            return bytes(body)
-
-
 def _too_large(limits: RouterConfig) -> RefusedError:
-    return RefusedError(
-        413,
-        "RequestTooLargeError",
-        f"the body has more than {limits.max_body_bytes} bytes, this server's limit; shorten it",
-    )
+    text = f"the body has more than {limits.max_body_bytes} bytes, this server's limit; shorten it"
+    return RefusedError(413, "RequestTooLargeError", text)
 
 
 def _given_up() -> RefusedError:
-    """What the client of a body gets that was given up."""
     text = "the server reads too many large bodies, and this one arrives more slowly than others; try again later"
     return RefusedError(503, "ServiceUnavailableError", text, RETRY_S)

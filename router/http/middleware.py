@@ -13,12 +13,11 @@ from actors.observability.tracing import NO_TRACER, Tracer
 from router.admission.intake_lock import IntakeLock
 from router.admission.rate_limits import caller_of
 from router.admission.ticket import AdmissionRequest
-from router.dispatch.apart import apart
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CURRENT, CallState, nothing
 from router.dispatch.tracing import TracedRequest, traced_request
-from router.http.body_fields import BodyFields, hinted_priority, is_skimmed, parse_body
+from router.http.body_fields import BodyFields, hinted_priority, read_fields
 from router.http.body_limits import BodyBudget, check_headers, read_body
 from router.http.response import DeferredResponse, respond
 from router.options.context_management import FIELD, read_edits
@@ -87,8 +86,7 @@ class SkimMiddleware:
         if scope["path"].endswith(_ADMITTED) and not _has_priority(headers, body):
             key = caller.key.name if caller else ""
             self._dispatcher.admission.refuse_early(AdmissionRequest(key, deadline=deadline))
-        chars = 0 if is_skimmed(body) else len(body)
-        return await apart(chars, parse_body, body, scope["path"]), deadline, came
+        return await read_fields(body, scope["path"]), deadline, came
 
     async def _pass_on(self, call: CallState, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the app answer the call."""

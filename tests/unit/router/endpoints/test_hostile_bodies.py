@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from router.http.body_fields import read_fields
+from router.http.body_fields import parse_body
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat
 from router.prompt.control_tokens import ControlTokens
@@ -144,7 +144,7 @@ def test_a_long_name_is_not_copied_for_each_value_under_it():
     tracemalloc.start()
     try:
         with pytest.raises(InvalidRequestError, match=r"^number must be a finite"):
-            read_fields(body, "/v1/chat/completions")
+            parse_body(body, "/v1/chat/completions")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from router.http.body_fields import read_fields
+from router.http import body_fields
+from router.http.body_fields import parse_body, read_fields
 from router.options.errors import InvalidOptionError
 from tests.unit.router.bodies import minimal_body
 from tests.unit.router.endpoints.test_endpoints import ENDPOINTS
@@ -90,12 +91,12 @@ async def test_a_null_that_would_break_a_stream_is_a_400(client, field):
         response = await client.post("/v1/responses", json={**body, "stream": stream})
         assert response.status_code == 400, response.text
         assert field in response.json()["error"]["message"]
-    read_fields(json.dumps(body).encode(), CHAT)
+    parse_body(json.dumps(body).encode(), CHAT)
 
 
 def test_the_render_endpoints_take_their_own_fields():
     body = json.dumps({"return_token_offsets": True, "return_assistant_tokens_mask": True}).encode()
-    assert read_fields(body, "/v1/chat/completions/render")["return_token_offsets"]
+    assert parse_body(body, "/v1/chat/completions/render").fields["return_token_offsets"]
 
 
 @pytest.mark.asyncio(loop_scope="session")
@@ -138,13 +139,13 @@ async def test_a_token_out_of_the_vocabulary_is_told_in_vllms_words(client, toke
 def test_a_float_that_overflows_is_refused(number):
     bounds = "greater_than_equal -9223372036854775808 and less_than_equal 18446744073709551615"
     with pytest.raises(InvalidOptionError, match=rf"^a\.0\.b must be a finite number of at most 64 bits, {bounds}$"):
-        read_fields(b'{"a": [{"b": %s}]}' % number.encode(), CHAT)
+        parse_body(b'{"a": [{"b": %s}]}' % number.encode(), CHAT)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-32"])
 def test_a_wide_integer_is_found_in_every_encoding_of_json(encoding):
     with pytest.raises(InvalidOptionError, match=r"^a must"):
-        read_fields(json.dumps({"a": 2**64}).encode(encoding), CHAT)
+        parse_body(json.dumps({"a": 2**64}).encode(encoding), CHAT)
 
 
 @pytest.mark.parametrize(
@@ -161,13 +162,15 @@ def test_a_wide_integer_is_found_in_every_encoding_of_json(encoding):
     ],
 )
 def test_what_fits_passes(body):
-    read_fields(json.dumps(body).encode(), CHAT)
+    parse_body(json.dumps(body).encode(), CHAT)
 
 
-def test_an_ordinary_body_is_not_parsed(monkeypatch):
-    monkeypatch.setattr(json, "loads", lambda *args, **kwargs: pytest.fail("a second parse"))
-    ids = list(range(0, 150_000, 11))
-    assert read_fields(json.dumps({"prompt": ids, "temperature": 1.5e-7, "seed": 2**59}).encode(), CHAT) == {}
+@pytest.mark.parametrize("text", ["a", "an emoji \U0001f600"])
+async def test_an_ordinary_body_is_parsed_once_and_in_no_thread(monkeypatch, text):
+    for owner, name in ((json, "loads"), (body_fields, "parse_body")):
+        monkeypatch.setattr(owner, name, lambda *args, **kwargs: pytest.fail("a second parse"))
+    fields = {"prompt": list(range(0, 150_000, 11)), "temperature": 1.5e-7, "seed": 2**59, "stop": text}
+    assert (await read_fields(json.dumps(fields).encode(), CHAT)).fields == fields
 
 
 @pytest.mark.parametrize("name", ["tools", "echo", "nvext", "context_management", "thread", "speculative_prefill"])
@@ -177,15 +180,10 @@ def test_a_field_of_the_router_is_seen_in_any_body(name, text):
     for shown in (name, f"\\u{ord(name[0]):04x}{name[1:]}"):
         field = json.dumps({name: [1]}).replace(name, shown)
         body = text % (field[1:] if "," in text else field)
-        assert read_fields(body.encode(), CHAT)[name] == [1]
+        assert parse_body(body.encode(), CHAT).fields[name] == [1]
 
 
 def test_a_long_name_is_cut():
     with pytest.raises(InvalidOptionError) as refused:
-        read_fields(json.dumps({"a" * 100_000: 2**64}).encode(), CHAT)
+        parse_body(json.dumps({"a" * 100_000: 2**64}).encode(), CHAT)
     assert len(refused.value.param) == 60
-
-
-def test_deep_lists_are_walked_without_recursion():
-    with pytest.raises(InvalidOptionError):
-        read_fields(b"[" * 900 + b"18446744073709551616" + b"]" * 900, CHAT)
