@@ -13,17 +13,16 @@ routers.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 
 from actors.observability.metrics import Meter
 from kv_transfer.messages import GenerateOutput
 from router.admission.fair_queue import FairQueue, QueueEntry
-from router.admission.load_shedding import KEEP, relative_load
 from router.admission.pool_load import AnswerTime, PoolLoad
-from router.admission.ticket import AdmissionRequest, OverloadedError, Ticket
+from router.admission.ticket import KEEP, AdmissionRequest, OverloadedError, Ticket, relative_load
 from router.decision.cost_model import Work
 
 POOL_WAIT_MS = 500.0
@@ -73,13 +72,9 @@ class Admission:
         """Raises OverloadedError if a prompt would be refused whatever it asks for. It need not be read then."""
         if request.group.refusal is not None:
             raise request.group.refusal
-        if request.group.prompts:
-            return
-        try:
-            self._check(request, Work())
-        except OverloadedError as error:
-            self._refuse_group(request, error)
-            raise
+        if not request.group.prompts:
+            with self._noting_refusal(request):
+                self._check(request, Work())
 
     def load(self) -> float:
         """The load of a prompt that arrives now without a deadline, as in Ticket."""
@@ -93,11 +88,8 @@ class Admission:
 
         less: its work with the smallest keep rate; None: it must be kept as it is.
         """
-        try:
+        with self._noting_refusal(request):
             ticket = self._accept(request, work, less)
-        except OverloadedError as error:
-            self._refuse_group(request, error)
-            raise
         arrived = self._clock()
         try:
             self._dispatch()
@@ -131,9 +123,6 @@ class Admission:
 
     def sent(self, ticket: Ticket) -> None:
         """The request goes to the target."""
-        if ticket.stage == "select":  # the speculator did not answer, and the router selected in its ticket
-            self._leave_speculator(ticket)
-            self._dispatch()
         ticket.stage, ticket.found_ms, ticket.sent_at = "prefill", self._at_target_ms, self._clock()
         self._at_target_ms += ticket.work.target_ms
 
@@ -227,14 +216,6 @@ class Admission:
         """Whether no prompt waits or is read. Answers may run."""
         return not (len(self._queue) or self._speculator.requests or self._target.requests)
 
-    def _refuse(self, ticket: Ticket, error: OverloadedError) -> None:
-        """Refuse a request that waits in the queue."""
-        self._count(error)
-        ticket.request.group.refusal = error
-        self._end(ticket)
-        if not ticket.dispatched.done():
-            ticket.dispatched.set_exception(error)
-
     def _dispatch(self) -> None:
         """Send what the pools can take, in the order of the queue. A prompt for an idle pool overtakes others."""
         if self._dispatching:  # by the end of a request that the loop below refuses: the loop goes on with the others
@@ -250,9 +231,12 @@ class Admission:
         ticket, work = entry.item, entry.item.work
         try:
             if ticket.may_be_refused and (self._speculator.requests or self._target.requests):
-                self._check_deadline(ticket.request, work, self._wait_ms(work, ()))
+                with self._noting_refusal(ticket.request):
+                    self._check_deadline(ticket.request, work, self._wait_ms(work, ()))
         except OverloadedError as error:
-            self._refuse(ticket, error)
+            self._end(ticket)
+            if not ticket.dispatched.done():
+                ticket.dispatched.set_exception(error)
             return
         self._queue.serve(entry)
         ticket.entry, ticket.found_ms = None, self._speculator.ahead_ms
@@ -311,10 +295,13 @@ class Admission:
         self._ended_at = now
         self._dispatch()
 
-    def _refuse_group(self, request: AdmissionRequest, error: OverloadedError) -> None:
-        if request.group.refusal is None:
-            request.group.refusal = error
-            self._count(error)
-
-    def _count(self, error: OverloadedError) -> None:
-        self._meter.record("skim_router_refused_total", 1, reason=error.reason)
+    @contextmanager
+    def _noting_refusal(self, request: AdmissionRequest) -> Iterator[None]:
+        """The other prompts of a request that is refused are refused, too; it counts once."""
+        try:
+            yield
+        except OverloadedError as error:
+            if request.group.refusal is None:
+                request.group.refusal = error
+                self._meter.record("skim_router_refused_total", 1, reason=error.reason)
+            raise

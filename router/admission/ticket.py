@@ -1,4 +1,12 @@
-"""What a prompt asks of the admission, and the ticket that it gets there."""
+"""What a prompt asks of the admission, and the ticket that it gets there.
+
+The load of a prompt is its predicted wait, divided by the longest wait that is allowed: `max_wait_s`, or what its
+deadline leaves. A loaded router leaves out one thing more from each of these shares on:
+
+    CATCH_UP     no reads for later turns (`router.dispatch.catch_up`)
+    KEEP         the smallest keep rate (`min_keep`), where the request leaves the rate to the deployment
+    1            the request is refused (`router.admission.controller`)
+"""
 
 import asyncio
 import math
@@ -9,6 +17,13 @@ from router.admission.fair_queue import QueueEntry
 from router.decision.cost_model import Work
 from router.options.errors import RefusedError
 from skim_common.deadline import NO_DEADLINE, Deadline
+
+CATCH_UP, KEEP = 0.1, 0.75
+
+
+def relative_load(wait_ms: float, longest_ms: float) -> float:
+    """The load from 0 to 1. longest_ms: may be infinite (load 0) or negative (load 1 if there is a wait)."""
+    return 0.0 if wait_ms <= 0 else min(1.0, wait_ms / longest_ms) if longest_ms > 0 else 1.0
 
 
 class OverloadedError(RefusedError):
@@ -49,9 +64,8 @@ class AdmissionRequest:
 class Ticket:
     """One prompt from its admission to its end. work: with the smallest keep rate if `keeps_less`.
 
-    first: it is the first prompt of its request. load: the predicted wait as a share of the longest one allowed
-    (`router.admission.load_shedding`). queued_ms: waited in the router. found_ms: the work before it in the pool where
-    it is. reads_for_drafts: the speculator has its `work.drafts_ms`.
+    first: it is the first prompt of its request. queued_ms: waited in the router. found_ms: the work before it in the
+    pool where it is. reads_for_drafts: the speculator has its `work.drafts_ms`.
     """
 
     request: AdmissionRequest

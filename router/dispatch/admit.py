@@ -7,7 +7,6 @@ from actors.observability.metrics import Meter
 from kv_transfer.options import AUTO
 from router.admission.api_keys import FIRST_PRIORITY
 from router.admission.controller import Admission
-from router.admission.load_shedding import least_keep
 from router.admission.ticket import AdmissionRequest, Ticket
 from router.decision.cost_model import Work
 from router.decision.forecaster import Forecaster
@@ -50,7 +49,7 @@ def admit(
 
 
 def shed_load(prepared: Prepared, outcome: Outcome, ticket: Ticket, meter: Meter) -> Prepared:
-    """The prompt without what the load leaves no room for (`router.admission.load_shedding`)."""
+    """The prompt without what the load leaves no room for (`router.admission.ticket`)."""
     if ticket.keeps_less and (options := _with_least_keep(prepared, outcome.call.request)) is not None:
         meter.record("skim_router_shed_total", 1, kind="keep")
         outcome.notes["shed"] = "keep"
@@ -65,3 +64,11 @@ def _with_least_keep(prepared: Prepared, request: Request) -> PrefillOptions | N
     if explicit or request.keep_fields is not None:
         return None
     return least_keep(options)
+
+
+def least_keep(options: PrefillOptions) -> PrefillOptions | None:
+    """The options with the smallest keep rate that the deployment allows; None if they keep no more than that."""
+    share = options.fixed_rate if options.fixed_rate is not None else options.largest_share
+    if share <= options.min_keep:
+        return None
+    return options.model_copy(update={"keep_rate": options.min_keep, "coverage": None})

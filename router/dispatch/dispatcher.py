@@ -10,8 +10,7 @@ from kv_transfer.messages import GenerateOutput, KeptPrompt, Selection
 from kv_transfer.options import AUTO
 from kv_transfer.sampling_limits import check_sampling, first_logprobs
 from router.admission.controller import Admission
-from router.admission.load_shedding import CATCH_UP
-from router.admission.ticket import Ticket
+from router.admission.ticket import CATCH_UP, Ticket
 from router.decision.agreements import shape_of
 from router.decision.catch_up import stays_dense
 from router.decision.forecaster import Forecaster

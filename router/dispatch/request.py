@@ -13,7 +13,7 @@ from kv_transfer.drafts import UNDRAFTED
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import Envelope, GenerateRequest, KeptPrompt, is_seeded
 from kv_transfer.options import DecodeOptions
-from router.admission.rate_limits import Caller
+from router.admission.api_keys import Caller
 from router.decision.forecast import Forecast
 from router.decision.rules import Decision
 from router.options.context_management import Edit

@@ -83,7 +83,7 @@ class Outcome:
         """The reason with parameters, as an HTTP structured field (RFC 9651): both estimates in milliseconds, and the
         notes. option: what would let a selection drop something.
         unmapped: the number of contents that are kept because their place is unknown. shed: what was left out because
-        of the load (`router.admission.load_shedding`)."""
+        of the load (`router.admission.ticket`)."""
         found: dict[str, str | int] = {}
         if self.estimate is not None:
             found = {"dense": f"{self.estimate.dense:.0f}", "speculative": f"{self.estimate.speculative:.0f}"}

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from router.admission.rate_limits import caller_of
+from router.admission.api_keys import caller_of
 from router.explain.explained import Explained
 from router.options.errors import HttpError
 from router.pools.migration import Migration

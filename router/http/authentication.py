@@ -8,8 +8,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.admission.api_keys import ApiKeys
-from router.admission.rate_limits import SCOPE_KEY, Caller, KeyUses, LimitReachedError
+from router.admission.api_keys import SCOPE_KEY, ApiKeys, Caller, KeyUses, LimitReachedError
 from router.options.errors import HttpError
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})

@@ -10,8 +10,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.observability.tracing import NO_TRACER, Tracer
+from router.admission.api_keys import caller_of
 from router.admission.intake_lock import IntakeLock
-from router.admission.rate_limits import caller_of
 from router.admission.ticket import AdmissionRequest
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request

@@ -20,7 +20,7 @@ from vllm.renderers import ChatParams
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from kv_transfer.arrays import mask_of
-from router.admission.rate_limits import LimitReachedError
+from router.admission.api_keys import LimitReachedError
 from router.dispatch.apart import apart
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt

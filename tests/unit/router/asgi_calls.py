@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from router.admission.api_keys import ApiKey, hash_of
+from router.admission.api_keys import ApiKey, Caller, KeyUse, hash_of
 from router.admission.controller import Admission
-from router.admission.rate_limits import Caller, KeyUse
 from router.dispatch.request import Prompt
 from router.dispatch.state import CURRENT
 from router.explain.log import RequestLog

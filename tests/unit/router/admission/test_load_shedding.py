@@ -2,12 +2,8 @@
 
 import pytest
 
-from router.admission.load_shedding import (
-    CATCH_UP,
-    KEEP,
-    least_keep,
-    relative_load,
-)
+from router.admission.ticket import CATCH_UP, KEEP, relative_load
+from router.dispatch.admit import least_keep
 from router.options.request import PREFILL, PrefillOptions
 
 

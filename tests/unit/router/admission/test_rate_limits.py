@@ -2,8 +2,7 @@
 
 import pytest
 
-from router.admission.api_keys import ApiKey
-from router.admission.rate_limits import KeyUse, KeyUses, LimitReachedError
+from router.admission.api_keys import ApiKey, KeyUse, KeyUses, LimitReachedError
 
 
 class Clock:

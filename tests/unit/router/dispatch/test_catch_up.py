@@ -10,7 +10,7 @@ import pytest
 from benchmarks.harness import virtual_time
 from kv_transfer.messages import ADAPTER, READ_ONLY, TokenLogprob
 from kv_transfer.options import DecodeOptions
-from router.admission.rate_limits import Caller
+from router.admission.api_keys import Caller
 from router.decision.agreements import ENOUGH
 from router.decision.catch_up import STREAM_SHARE
 from router.decision.live_conversations import IDLE_S

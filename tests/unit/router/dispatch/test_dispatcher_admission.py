@@ -7,8 +7,7 @@ import pytest
 
 from kv_transfer.options import AUTO, DecodeOptions
 from router.admission.controller import Admission
-from router.admission.load_shedding import KEEP
-from router.admission.ticket import AdmissionRequest, OverloadedError
+from router.admission.ticket import KEEP, AdmissionRequest, OverloadedError
 from router.decision.forecaster import Forecaster
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request

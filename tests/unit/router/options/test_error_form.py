@@ -9,7 +9,7 @@ from openai import APIStatusError as OpenAIError
 from openai import AsyncOpenAI
 from starlette.responses import JSONResponse
 
-from router.admission.rate_limits import LimitReachedError
+from router.admission.api_keys import LimitReachedError
 from router.options.errors import HttpError, InvalidOptionError, RefusedError
 from skim_common.errors import DeadlineError, EngineUnavailableError, SkimError
 
