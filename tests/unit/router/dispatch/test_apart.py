@@ -27,7 +27,12 @@ MAY_STAY = {
     *("contents.changed", "contents.<lambda>", "contents.chars_of", "context_edits.without_thinking"),
     *("frame.settings_of", "frame._is_setting", "frame.frame_messages", "frame.frame_of"),
     *("keep_fields.KeepFields.check", "keep_fields.extract_keep_fields", "keep_fields._has_keep"),
-    *("rendered.RenderedPrompt.length", "rendered.RenderedPrompt.size", "markers.Markers.are_in"),
+    *(
+        "rendered.RenderedPrompt.length",
+        "rendered.RenderedPrompt.size",
+        "rendered.RenderedPrompt.message_spans",
+        "markers.Markers.are_in",
+    ),
     *("protected_spans.PromptSpans.protected_tokens", "protected_spans.tokens_touched_by_each"),
     "protected_spans.char_ranges",
 }
