@@ -38,7 +38,7 @@ LATE_TOKENS = 128
 """Tokens. With `reuse`, a later turn's prompt has at least so many of the old text's most important tokens."""
 
 
-OF_ALL_HEADS = ("score_queries", "look_ahead", "layers", "aggregation")
+OF_ALL_HEADS = ("look_ahead", "layers", "aggregation")
 """Options of the attention of all heads."""
 
 
@@ -109,17 +109,11 @@ class SelectionOptions(BaseModel):
         le=16384,
         description="most prompt tokens of a window; a single text of up to 1.5 times as many is one",
     )
-    score_queries: Literal["look_ahead", "question", "both"] = Field(
-        "look_ahead",
-        description="whose attention scores the prompt: that of its last token and of the look-ahead, that of the"
-        " question's tokens, or both",
-    )
     look_ahead: int = Field(
         8,
         ge=0,
         le=MAX_LOOK_AHEAD,
-        description="tokens that the speculator decodes after the prompt; none with `scoring: heads` or"
-        " `score_queries: question`",
+        description="tokens that the speculator decodes after the prompt; none with `scoring: heads`",
     )
     chunk_size: int = Field(32, ge=1, le=4096, description="tokens per chunk, where the prompt is cut in chunks")
     layers: Literal["all", "last_half", "last4", "last1"] = Field(
@@ -224,8 +218,7 @@ class SelectionOptions(BaseModel):
     @property
     def tokens_ahead(self) -> int:
         """N, the number of tokens that the speculator decodes after the prompt."""
-        decodes = self.selector != "lexical" and self.scoring != "heads" and self.score_queries != "question"
-        return self.look_ahead if decodes else 0
+        return self.look_ahead if self.selector != "lexical" and self.scoring != "heads" else 0
 
 
 class DecodeOptions(BaseModel):
@@ -266,9 +259,6 @@ class DecodeOptions(BaseModel):
         "kept",
         description="what the drafter reads: what was kept, while the target reads it, or the whole prompt, which it"
         " has read for the scores; with `read: windows` always what was kept",
-    )
-    q_top: int = Field(
-        32, ge=1, le=512, description="(token, probability) pairs of the drafter's distribution sent per draft"
     )
 
     @field_validator("method", mode="before")

@@ -25,8 +25,8 @@ class ScoreRequest:
     """A prompt to score.
 
     token_ids: int32 [M]. cache_salt: prompts with different salts share no cached KV. keep_session: keep the prompt's
-    KV for `draft`, as session `request_id`. questions: half-open token spans; their tokens' queries score the prompt if
-    `options.score_queries` says so (`scoring.score_queries`).
+    KV for `draft`, as session `request_id`. questions: half-open token spans, whose queries retrieval heads use
+    (`scoring.queries`).
     """
 
     request_id: str

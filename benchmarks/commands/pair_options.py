@@ -29,9 +29,6 @@ KeepRate = Annotated[float, typer.Option(help="Share of the prompt that the spec
 Drafts = Annotated[int, typer.Option(min=1, max=16, help="Number of drafts per verification (K).")]
 IgnoreEos = Annotated[bool, typer.Option(help="Continue decoding after an end token.")]
 Dtype = Annotated[Literal["float32", "bfloat16"], typer.Option(help="Number format of all engines.")]
-ScoreQueries = Annotated[
-    Literal["look_ahead", "question", "both"], typer.Option(help="Whose queries score the prompt (score_queries).")
-]
 Journal = Annotated[
     Path | None,
     typer.Option(metavar="FILE.jsonl", help="Keep results here; a run that is cut off goes on with the same file."),

@@ -41,7 +41,7 @@ class GpuScoringSettings:
 class Problem:
     """queries: [L, S, H, D]. memory: the caches [L, B, G, N, 2D]. blocks: the prompt's blocks in random order.
 
-    soft_cap, sinks ([L, H]), visible: as in `triton_kernels.fill_table`.
+    soft_cap, sinks ([L, H]): as in `triton_kernels.fill_table`. visible: as in `triton_masses.weighted_masses`.
     """
 
     queries: torch.Tensor
@@ -97,8 +97,8 @@ class Problem:
         aggregate = self.aggregate()
         for layer, queries in enumerate(self.queries):
             scale, soft_cap, sinks = self.formula(layer)
-            more: dict[str, Any] = {"soft_cap": soft_cap, "sinks": sinks, "visible": self.visible}
-            aggregate.add(layer_scores(queries, self.keys(layer), scale, self.pool_kernel, **more))
+            keys = self.keys(layer)
+            aggregate.add(layer_scores(queries, keys, scale, self.pool_kernel, soft_cap=soft_cap, sinks=sinks))
         return aggregate.table
 
     def fused(self, tiling: Any) -> torch.Tensor:
@@ -108,7 +108,7 @@ class Problem:
         aggregate, scale = self.aggregate(), self.size**-0.5
         fill_table(
             aggregate.table, self.queries, self.caches, self.blocks, scale, self.pool_kernel, tiling,
-            soft_cap=self.soft_cap, sinks=self.sinks, visible=self.visible,
+            soft_cap=self.soft_cap, sinks=self.sinks,
         )  # fmt: skip
         return aggregate.table
 

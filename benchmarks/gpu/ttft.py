@@ -189,7 +189,7 @@ def describe(result: dict[str, Any]) -> str:
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows, one row per length and case."""
-    columns = ["tokens", "read", "keep", "kept", "dense ms", "Skim ms", "limit ms", "scoring ms", "Skim ÷ limit"]
+    columns = ["tokens", "read", "keep", "kept", "dense ms", "Skim ms", "limit ms", "Skim ÷ limit"]
     return [*columns, "dense ÷ Skim (range)", "expected"], [
         [
             f"{row['prompt_tokens']:,}",
@@ -199,7 +199,6 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             f"{row['dense_ms']:,.0f}",
             f"{row['skim_ms']:,.0f}",
             f"{row['limit_ms']:,.0f}",
-            f"{row['scoring_ms']:.1f}",
             f"{row['skim_to_limit']['median']:.2f}",
             _with_range(row["dense_to_skim"]),
             f"{row['expected']['dense_to_skim']:.2f}" if "expected" in row else "",

@@ -142,15 +142,13 @@ class VllmPair:
     async def skim(self, ids: Int32Array, options: SelectionOptions) -> Timed:
         name, salt = self._pair.name("select"), self._pair.name("gpu")
         request = SelectRequest(name, ids, options, _layout(ids), cache_salt=salt)
-        before = await self._scoring_ms()
         began = time.perf_counter()
         selection = await self._pair.select(request)
         selected = time.perf_counter()
         prefill = await self.read_kept(selection.kept)
         total = 1e3 * (selected - began) + prefill
-        scoring = await self._scoring_ms() - before
         parts = {name: selection.timings[name] for name in ("queue", "speculate", "select")}
-        return Timed(total, selection.kept, {**parts, "scoring": scoring, "prefill": prefill})
+        return Timed(total, selection.kept, {**parts, "prefill": prefill})
 
     async def read(self, ids: Int32Array, window: int | None = None) -> float:
         """Drafts one token in a new session: a prefill and one sampled token, without queries and scores. With windows
@@ -221,10 +219,6 @@ class VllmPair:
         options = SelectionOptions(look_ahead=0, layers="last1")
         await self._pair.speculator.score(ScoreRequest(session, ids, options, cache_salt=session, keep_session=True))
         self._pair.drafts.adopt(session, _NOTHING)
-
-    async def _scoring_ms(self) -> float:
-        [stats, *_] = await self._pair.speculator.worker_stats()  # type: ignore[attr-defined]
-        return float(stats["scoring_ms"])
 
     async def _decode_stats(self) -> dict[str, Any]:
         stats: dict[str, Any] = await self._pair.target.decode_stats()  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from skim_common.errors import EngineUnavailableError, SessionLostError
 from skim_common.models.costs import LINEAR
 from skim_common.models.info import inspect_model
 from speculator_service.engine import Drafted, ScoreRequest, Scores, SessionLimits, SpeculatorEngine
-from speculator_service.scoring.score_queries import ScoreQueries
+from speculator_service.scoring.queries import question_rows
 
 _KNUTH = np.uint64(2654435761)  # multiplicative hashing, The Art of Computer Programming, 6.4
 
@@ -70,7 +70,7 @@ class MockSpeculator(SpeculatorEngine):
     async def score(self, request: ScoreRequest) -> Scores:
         """As `SpeculatorEngine.score`: importance depends on token ids only, look-ahead tokens on the last id.
 
-        The tokens of the question are computed although they are cached, if their queries are needed.
+        The tokens of the question are computed although they are cached, if heads need their queries.
         """
         await self.check_health()
         token_ids, options = request.token_ids, request.options
@@ -81,9 +81,10 @@ class MockSpeculator(SpeculatorEngine):
         self.running += 1
         try:
             look_ahead_ms = self._ms_per_look_ahead * options.tokens_ahead
-            rows = ScoreQueries.of(options, int(token_ids.size), request.questions).rows
+            by_heads = options.scoring == "heads"
+            rows = question_rows(options, int(token_ids.size), request.questions) if by_heads else ()
             done = await self.compute.prefill(
-                token_ids, _in_order(token_ids), request.cache_salt, look_ahead_ms, rows[0] if rows else None
+                token_ids, _in_order(token_ids), request.cache_salt, look_ahead_ms, rows[0][0] if rows else None
             )
         except asyncio.CancelledError:
             self.aborted += 1

@@ -11,7 +11,6 @@ from benchmarks.commands.pair_options import (
     Dtype,
     KeepRate,
     PairOrRandom,
-    ScoreQueries,
 )
 from cluster.commands.grouped import grouped
 
@@ -32,7 +31,6 @@ class ReplayOptions:
     ] = 128
     seconds: Annotated[float, typer.Option(min=1, help="Time until the last request arrives.")] = 80.0
     keep_rate: KeepRate = 0.2
-    score_queries: ScoreQueries = "look_ahead"
     answer_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens per answer.")] = 8
     kv_tokens: Annotated[
         int | None, typer.Option(min=512, help="Tokens that the KV cache of the stock server holds.")

@@ -54,7 +54,6 @@ class ReplaySettings:
     block_tokens: int = 128
     seconds: float = 80.0
     keep_rate: float = 0.2
-    score_queries: str = "look_ahead"
     answer_tokens: int = 8
     kv_tokens: int | None = None
     rounds: int = 2
@@ -161,8 +160,7 @@ class _Client:
         await asyncio.sleep(request.at_s)
         settings = self._settings
         ids = token_ids(request, settings.block_tokens, usable_ids())
-        asked = {"keep_rate": settings.keep_rate, "score_queries": settings.score_queries}
-        options = {"speculative_prefill": asked} if system == "skim" else {}
+        options = {"speculative_prefill": {"keep_rate": settings.keep_rate}} if system == "skim" else {}
         answer_tokens = min(settings.answer_tokens, scaled(request.answer_tokens, settings.block_tokens))
         body = self._body(ids.tolist(), answer_tokens, f"round-{index}", options)
         timed = await ask(self._session, self._urls[system] + _COMPLETIONS, body)

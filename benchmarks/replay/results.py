@@ -92,8 +92,7 @@ def describe(result: dict[str, Any]) -> str:
     return (
         f"{result['about']} {settings['requests']:,} requests of the trace `{settings['trace']}` in"
         f" {settings['seconds']:,.0f} s, {settings['block_tokens']} tokens for each block of 512; the longest prompt"
-        f" has {result['longest']:,} tokens. Keep rate {settings['keep_rate']}, scored by"
-        f" `{settings['score_queries']}`, answers of at most"
+        f" has {result['longest']:,} tokens. Keep rate {settings['keep_rate']}, answers of at most"
         f" {settings['answer_tokens']} tokens. The stock server's KV cache holds {held['stock']:,} tokens; in the same"
         f" memory Skim's target holds {held['target']:,} and its speculator {held['speculator']:,}. Mean time to first"
         f" token, Skim / stock: {in_words(result['ratio'])}. Tokens that the target computed: stock"

@@ -44,7 +44,6 @@ class SelectFields(TypedDict, total=False):
     read: Literal["whole", "windows"]
     read_again: Literal["on", "off"]
     window_tokens: int
-    score_queries: Literal["look_ahead", "question", "both"]
     look_ahead: int
     chunk_size: int
     layers: Literal["all", "last_half", "last4", "last1"]

@@ -35,7 +35,7 @@ class EvidenceSettings:
 
     speculator: str
     tasks: tuple[str, ...] = ("single_needle",)
-    ways: tuple[str, ...] = ("look-ahead", "question", "lexical")
+    ways: tuple[str, ...] = ("look-ahead", "lexical")
     keep_rates: tuple[float, ...] = (0.05, 0.1, 0.2)
     prompt_tokens: int = 2048
     prompts: int = 200

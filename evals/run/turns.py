@@ -27,15 +27,10 @@ TRIES = 100
 """Questions that are drawn for a conversation about code, at most."""
 
 EXTENDED, NO_LATE = "extended", "no late chunks"
-BY_QUESTION, BY_LAST = "extended by question", "extended by question, last 4"
 
 
 async def _without_late(reading: Reading) -> KeptPrompt:
     return without_late_chunks(await reading.selected(reading.selection_options(reuse="on")))
-
-
-def _extended(what: str, **options: Any) -> Selector:
-    return Selector(what, lambda reading: reading.select(reuse="on", **options))
 
 
 SELECTORS: Mapping[str, Selector] = {
@@ -45,18 +40,12 @@ SELECTORS: Mapping[str, Selector] = {
         lambda reading: keep_guarded(reading, reuse="on"),
         rated=False,
     ),
-    EXTENDED: _extended("each turn extends what was kept for the turn before it, at the keep rate"),
+    EXTENDED: Selector(
+        "each turn extends what was kept for the turn before it, at the keep rate",
+        lambda reading: reading.select(reuse="on"),
+    ),
     SPECULATOR: Selector("each turn is selected anew (`reuse: off`)", lambda reading: reading.select()),
     NO_LATE: Selector("as *extended*, but without the late chunks", _without_late),
-    BY_QUESTION: _extended(
-        "as *extended*, but scored by the queries of the question's tokens, without look-ahead",
-        score_queries="question",
-    ),
-    BY_LAST: _extended(
-        "as *extended by question*, but by the speculator's last four layers only",
-        score_queries="question",
-        layers="last4",
-    ),
 }
 """What each selector keeps, by name."""
 

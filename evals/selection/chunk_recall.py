@@ -21,25 +21,20 @@ from speculator_service.scoring.selection import select
 
 LEXICAL = "lexical"
 
-_DEFAULT = {"layers": "last_half", "aggregation": "max"}
-
-
-def _by(queries: str, **others: str) -> dict[str, Any]:
-    attention = {"selector": "speculator", "scoring": "attention", "read": "whole", **_DEFAULT}
-    return {**attention, "score_queries": queries, **others}
-
+_BY_ATTENTION = {
+    "selector": "speculator",
+    "scoring": "attention",
+    "read": "whole",
+    "layers": "last_half",
+    "aggregation": "max",
+}
 
 WAYS: dict[str, dict[str, Any]] = {
-    "look-ahead": _by("look_ahead"),
-    "look-ahead, all layers": _by("look_ahead", layers="all"),
-    "look-ahead, last four layers": _by("look_ahead", layers="last4"),
-    "look-ahead, mean over layers": _by("look_ahead", layers="all", aggregation="head_max_layer_mean"),
-    "question": _by("question"),
-    "question, all layers": _by("question", layers="all"),
-    "question, last four layers": _by("question", layers="last4"),
-    "question, mean over layers": _by("question", layers="all", aggregation="head_max_layer_mean"),
-    "both": _by("both"),
-    "look-ahead, chunks": _by("look_ahead", granularity="chunk"),
+    "look-ahead": _BY_ATTENTION,
+    "look-ahead, all layers": {**_BY_ATTENTION, "layers": "all"},
+    "look-ahead, last four layers": {**_BY_ATTENTION, "layers": "last4"},
+    "look-ahead, mean over layers": {**_BY_ATTENTION, "layers": "all", "aggregation": "head_max_layer_mean"},
+    "look-ahead, chunks": {**_BY_ATTENTION, "granularity": "chunk"},
     "heads": {"selector": "speculator", "scoring": "heads", "read": "whole"},
     "heads, windows": {"selector": "speculator", "scoring": "heads", "read": "windows"},
     "heads, windows once": {"selector": "speculator", "scoring": "heads", "read": "windows", "read_again": "off"},

@@ -139,7 +139,6 @@ def _guarded_windows(coverage: float) -> Selector:
 SELECTORS: dict[str, Selector] = {
     SPECULATOR: served("the speculator's selection at its original positions, as in serving"),
     NO_LOOK_AHEAD: served("as *speculator*, but scored only by the queries of the last prompt token", look_ahead=0),
-    "question": served("as *speculator*, but scored by the queries of the question's tokens", score_queries="question"),
     "auto": served("as *speculator*, with `keep_rate: auto`", keep_rate="auto"),
     GUARDED: Selector(
         "the default, also for short prompts: as *auto*, with the guard; some prompts run dense or keep more",

@@ -23,7 +23,9 @@ from typing import Any, Self
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from skim_common.errors import SkimError, one_line
+from skim_common.errors import ModelError, SkimError, one_line
+from skim_common.models.fingerprint import model_fingerprint
+from skim_common.models.info import ModelInfo, text_config
 
 PACKAGED = resources.files("speculator_service") / "scoring" / "profiles"
 """The profiles that Skim brings along."""
@@ -118,6 +120,23 @@ def saved_file(fingerprint: str) -> Path:
     if cache.startswith("~"):
         raise SkimError("this user has no home folder for the head profile: set XDG_CACHE_HOME or HOME to a folder")
     return Path(cache) / "skim" / "heads" / f"{fingerprint}.json"
+
+
+def profile_of(model: ModelInfo, path: str | None) -> HeadProfile | None:
+    """The model's head profile: that of the file `path`, else the one saved on this machine, else the packaged one.
+
+    Raises SkimError for a file that is no profile of this model.
+    """
+    try:
+        fingerprint = model_fingerprint(model)
+    except ModelError:
+        if path is None:
+            return None
+        raise
+    profile, text = load(Path(path)) if path else known(fingerprint), text_config(model.path)
+    if profile is not None:
+        profile.check(fingerprint, text.num_hidden_layers, text.num_attention_heads)
+    return profile
 
 
 def known(fingerprint: str) -> HeadProfile | None:

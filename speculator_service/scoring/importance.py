@@ -10,12 +10,9 @@ an `Aggregate`, and gets the importance from it:
     importance = aggregate.importance(valid_steps(look_ahead_tokens, eos_token_ids))
 
 The importance of prompt token j is the mean over the valid steps s of max over (layer, head) of pool(w[s, layer, head])
-at j (of the mean over layers with `head_max_layer_mean`). w is the softmax of step s over the keys that it sees, and 0
-for the other keys. The queries of the look-ahead see all M prompt keys. A query inside the prompt, at position r, sees
-the keys 0 to r (`score_queries`).
+at j (of the mean over layers with `head_max_layer_mean`). w is the softmax of step s over the M prompt keys.
 
-Shapes: S steps (1 + look-ahead tokens, or the question's tokens, or both), H query heads, G key-value heads, D head
-size, M prompt tokens, L layers.
+Shapes: S steps (1 + look-ahead tokens), H query heads, G key-value heads, D head size, M prompt tokens, L layers.
 """
 
 from collections.abc import Collection, Iterator
@@ -76,7 +73,6 @@ def layer_scores(
     *,
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
-    visible: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One layer's scores [S, M], float32: the maximum over its heads of the pooled attention to the prompt.
 
@@ -84,7 +80,7 @@ def layer_scores(
     example a transposed view of a cache [G, D, M]). Query head h uses KV head h // (H / G): G == H is MHA, G == 1
     is MQA. scale: the layer's factor on q·k, 1 / √D in most models. soft_cap, sinks: see `AttentionFormula`.
     The softmax runs in float32 over the M prompt positions (and the sink) only, although later steps also attend to
-    decoded tokens. visible: integer [S], each step's number of keys, at least 1; None: all M.
+    decoded tokens.
     pool_kernel: odd width of the average along the prompt. Positions outside the prompt count as zeros (torch's
     avg_pool1d with padding kernel // 2), so both ends score slightly lower. It may exceed M.
     Memory: two to three times max(BLOCK_ELEMENTS, S * M) floats, for any H. Raises ValueError if the shapes do not fit.
@@ -97,7 +93,6 @@ def layer_scores(
         raise ValueError(f"pool_kernel must be odd, not {pool_kernel}")
     group = heads // kv_heads
     at_once = max(1, BLOCK_ELEMENTS // (steps * prompt))
-    hidden = None if visible is None else hidden_keys(visible, prompt)
     best = queries.new_zeros((steps, prompt), dtype=torch.float32)
     for kv_head in range(kv_heads):
         group_queries = queries[:, kv_head * group : (kv_head + 1) * group].float().transpose(0, 1) * scale
@@ -109,7 +104,6 @@ def layer_scores(
                 kv_head,
                 soft_cap=soft_cap,
                 sinks=None if sinks is None else sinks[head : head + len(some_queries)],
-                hidden=hidden,
             )
             _maximum_with_pooled(best, weights, pool_kernel)
     return best.div_(pool_kernel)  # divide once, at the end: the largest sum is the largest average

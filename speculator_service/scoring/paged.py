@@ -79,18 +79,12 @@ class PagedScoring:
         queries: torch.Tensor,
         keys: Sequence[PagedKeys],
         formulas: Sequence[AttentionFormula],
-        visible: torch.Tensor | None = None,
     ) -> None:
-        """Add all layers to `aggregate`. queries: [L, S, H, D]. keys, formulas: one per layer.
-
-        visible: as in `importance.layer_scores`.
-        """
-        if self._fill_by_kernels(aggregate, queries, keys, formulas, visible):
+        """Add all layers to `aggregate`. queries: [L, S, H, D]. keys, formulas: one per layer."""
+        if self._fill_by_kernels(aggregate, queries, keys, formulas):
             return
         for of_layer, layer, (scale, soft_cap, sinks) in zip(queries, keys, formulas, strict=True):
-            aggregate.add(
-                layer_scores(of_layer, layer, scale, self._pool_kernel, soft_cap=soft_cap, sinks=sinks, visible=visible)
-            )
+            aggregate.add(layer_scores(of_layer, layer, scale, self._pool_kernel, soft_cap=soft_cap, sinks=sinks))
 
     def masses(
         self, layers: Sequence[HeadsOfLayer], row_weights: torch.Tensor, visible: torch.Tensor | None = None
@@ -149,7 +143,6 @@ class PagedScoring:
         queries: torch.Tensor,
         keys: Sequence[PagedKeys],
         formulas: Sequence[AttentionFormula],
-        visible: torch.Tensor | None,
     ) -> bool:
         pages = [page for layer in keys if (page := layer.pages) is not None]
         caches = [page.cache for page in pages]
@@ -170,7 +163,6 @@ class PagedScoring:
                 self._pool_kernel,
                 soft_cap=formulas[0].soft_cap,
                 sinks=torch.stack(with_sinks) if with_sinks else None,
-                visible=visible,
             )
         except Exception as error:  # Triton's compiler and driver raise many kinds; a worker must not raise
             self.kernels = None

@@ -78,7 +78,6 @@ def fill_table(
     *,
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
-    visible: torch.Tensor | None = None,
 ) -> None:
     """Fill `table` with the result of `layer_scores` and `Aggregate.add` (in `importance.py`) for all layers.
 
@@ -86,8 +85,7 @@ def fill_table(
     rotary embedding. caches: L tensors [B, G, N, D], each layer's keys in blocks of N tokens, with any strides but
     packed along D. blocks: int32 [ceil(M / N)], the prompt's blocks in order; contiguous keys are one block. scale: the
     factor on q·k of all layers. soft_cap: of all layers. sinks: [L, H] (`importance.AttentionFormula`). pool_kernel:
-    odd, at most `tiling.largest_pool`. visible: integer [S], the number of keys that each step sees, at least 1; None:
-    all M. All on one device.
+    odd, at most `tiling.largest_pool`. All on one device.
     A step whose query contains a NaN gets NaN everywhere, as in the reference.
     """
     layers, steps, heads, _ = queries.shape
@@ -96,7 +94,7 @@ def fill_table(
     rows, counts = padded_rows(queries, kv_heads, at_once)
     launch, sums = softmax_sums(
         rows, counts, steps, heads // kv_heads, caches, blocks, prompt, scale, tiling,
-        soft_cap=soft_cap, sinks=None if sinks is None else sinks.view(layers, kv_heads, -1), visible=visible,
+        soft_cap=soft_cap, sinks=None if sinks is None else sinks.view(layers, kv_heads, -1),
     )  # fmt: skip
     nans = (sums[:, :, :steps, : heads // kv_heads] * 0).sum((0, 1, 3))  # NaN for steps that contain a NaN, else 0
     outputs = tiling.tile - pool_kernel + 1
@@ -136,7 +134,8 @@ def softmax_sums(
 ) -> tuple[Launch, torch.Tensor]:
     """The first kernel: log of each query's softmax denominator, float32 [L, G, rows, heads], both padded.
 
-    rows, counts: of `padded_rows`. steps, group: without padding. sinks: [L, G, group]. The rest is as in `fill_table`.
+    rows, counts: of `padded_rows`. steps, group: without padding. sinks: [L, G, group]. visible: integer [S], the
+    number of keys that each query sees, at least 1; None: all M. The rest is as in `fill_table`.
     """
     layers, device = len(caches), rows.device
     _, kv_heads, block_tokens, size = caches[0].shape

@@ -42,7 +42,7 @@ def weighted_masses(
 
     queries: [P, S, n, D], of the n query heads of each KV head. caches: P views [B, 1, N, D] of one KV head each.
     weights: float32 [P, S, n]; 0 for a query head that only fills the tensor. sinks: [P, n]. The rest is as in
-    `triton_kernels.fill_table`. A query that contains a NaN gives NaN everywhere.
+    `triton_kernels.softmax_sums`. A query that contains a NaN gives NaN everywhere.
     """
     count, steps, heads, _ = queries.shape
     # A constant number of rows: the kernels are compiled once, whatever the profile and the question.

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from vllm import SamplingParams
@@ -25,14 +26,14 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from kv_transfer.arrays import Int32Array, Span, no_numbers
 from kv_transfer.limits import check_ids, check_prompt, check_speculator_length
 from kv_transfer.messages import KeptPrompt
+from kv_transfer.options import SelectionOptions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo, check_speculator, inspect_model
 from skim_common.models.source import local_folder
 from speculator_service.engine import Drafted, ScoreRequest, Scores, SessionLimits, SpeculatorEngine
-from speculator_service.scoring.heads import HeadProfile
-from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG
+from speculator_service.scoring.heads import HeadProfile, profile_of
+from speculator_service.scoring.queries import SCORE_ARG, ScoreQueries, question_rows
 from speculator_service.vllm_backend.scheduler.gang import Gang
-from speculator_service.vllm_backend.score_arguments import ScoreArguments, profile_of
 from speculator_service.vllm_backend.sessions import DraftOptions, EngineSession, EngineSessionTable
 from speculator_service.vllm_backend.start import engine_length, start_engine
 from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens
@@ -96,7 +97,7 @@ class VllmSpeculator(SpeculatorEngine):
         self.shares_device = self._engine.vllm_config.device_config.device_type == "cpu"
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []
-        self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos)
+        self.eos_token_ids = tuple(sorted({eos} if isinstance(eos, int) else set(eos)))
         self.use_heads(profile)
         self._sessions = EngineSessionTable(self._engine.vllm_config.cache_config.block_size)
         self._rounds, self._gang = itertools.count(), Gang()
@@ -104,14 +105,22 @@ class VllmSpeculator(SpeculatorEngine):
 
     def use_heads(self, profile: HeadProfile | None) -> None:
         """Score by the heads of this profile from now on, where a request asks for `scoring: heads`."""
-        self._arguments = ScoreArguments(self.info.path, profile)
+        self._profile, self._said_attention = profile, False
         self.info = replace(self.info, has_head_profile=profile is not None)
 
     async def score(self, request: ScoreRequest) -> Scores:
         """See `SpeculatorEngine.score`. timings: queue (waiting and transport) and speculate, in milliseconds."""
-        token_ids, options = request.token_ids, self._arguments.possible(request.options)
+        token_ids, options = request.token_ids, request.options
+        if options.scoring == "heads" and self._profile is None:
+            options = options.model_copy(update={"scoring": "attention"})
+            if not self._said_attention:
+                self._said_attention = True
+                logger.warning(
+                    "speculator %s has no head profile, so scoring: heads scores by attention (docs/options.md)",
+                    self.info.path,
+                )
         check_prompt(token_ids, options.tokens_ahead, self.info, self._vocab_size)
-        asked = self._arguments.of(options, int(token_ids.size), request.questions)
+        asked = ScoreQueries.of(options, int(token_ids.size), request.questions, self._profile, self.eos_token_ids)
         began = time.perf_counter()
         output, payload, importance = await self._scored(request.request_id, token_ids, asked, request.cache_salt)
         total = 1e3 * (time.perf_counter() - began)
@@ -182,10 +191,6 @@ class VllmSpeculator(SpeculatorEngine):
             # At interpreter exit its destructor would fail, because parts of vLLM are already unloaded.
             del self._engine
 
-    async def worker_stats(self) -> list[dict[str, float]]:
-        """Per rank, `SpeculatorWorker.speculator_stats`."""
-        return await self._engine.collective_rpc("speculator_stats")
-
     async def head_masses(
         self, request_id: str, token_ids: Int32Array, question: Span
     ) -> tuple[list[tuple[int, int]], torch.Tensor]:
@@ -195,25 +200,29 @@ class VllmSpeculator(SpeculatorEngine):
         the last prompt token. Raises as `score`.
         """
         check_prompt(token_ids, 0, self.info, self._vocab_size)
-        heads = (await self._engine.collective_rpc("scored_heads"))[0]
-        found = []
-        for last in (False, True):
-            asked = self._arguments.of_each_head(heads, int(token_ids.size), [question], last=last)
-            found.append((await self._scored(f"{request_id}-{last}", token_ids, asked, None))[2])
-        return [(layer, head) for layer, head in heads], torch.stack(found).view(2, len(heads), -1)
+        names = [(layer, head) for layer, head in (await self._engine.collective_rpc("scored_heads"))[0]]
+        heads = tuple((layer, head, 1.0) for layer, head in names)
+        rows = question_rows(SelectionOptions(), int(token_ids.size), [question])
+        by_rows = ScoreQueries(heads=heads, questions=rows, question=1.0, last=0.0, apart=True)
+        by_last = ScoreQueries(heads=heads, apart=True)
+        masses = [
+            (await self._scored(f"{request_id}-{number}", token_ids, asked, None))[2]
+            for number, asked in enumerate((by_rows, by_last))
+        ]
+        return names, torch.stack(masses).view(2, len(names), -1)
 
     async def _scored(
-        self, request_id: str, token_ids: Int32Array, asked: dict[str, Any], cache_salt: str | None
+        self, request_id: str, token_ids: Int32Array, asked: ScoreQueries, cache_salt: str | None
     ) -> tuple[RequestOutput, dict[str, Any], torch.Tensor]:
         """Run a scoring request: vLLM's output, the worker's payload, and its scores, float32, flat."""
         sampling = SamplingParams(
             temperature=0,
             # One more than the look-ahead, because the query of the last look-ahead token is needed too.
-            max_tokens=asked["look_ahead"] + 1,
+            max_tokens=asked.look_ahead + 1,
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={SCORE_ARG: {**asked, "eos_token_ids": sorted(self.eos_token_ids)}},
+            extra_args={SCORE_ARG: msgspec.to_builtins(asked)},
         )
         output = await self._generate(request_id, token_ids, sampling, cache_salt)
         payload = output.kv_transfer_params

@@ -14,7 +14,6 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from speculator_service.scoring.heads import head_weights, row_weights
 from speculator_service.scoring.paged import HeadsOfLayer, PagedScoring
-from speculator_service.scoring.score_queries import ScoreQueries
 from speculator_service.vllm_backend.capture.key_reader import KeyReader
 from speculator_service.vllm_backend.capture.latent_attention import absorbed
 from speculator_service.vllm_backend.capture.query_capture import ScoredLayer, attention_formula
@@ -53,8 +52,8 @@ class HeadScoring:
 
         A head in a layer that does not attend to the whole prompt scores nothing.
         """
-        asked, apart = request.options["heads"], request.options["apart"]
-        groups = _query_groups(request.needed)
+        asked, apart = request.asked.heads, request.asked.apart
+        groups = _query_groups(request)
         shape = (len(asked), request.prompt) if apart else (request.prompt,)
         masses = torch.zeros((len(groups), *shape), device=self._missing.device)
         if own := self._own([(layer, head) for layer, head, _ in asked]):
@@ -84,8 +83,7 @@ class HeadScoring:
 
     def _layers_read(self, request: ScoredRequest, own: Sequence[_Own]) -> list[HeadsOfLayer]:
         """All captured queries and the keys of each layer in `own`."""
-        captured = [request.queries.get(at, self._missing) for at in (*request.needed.rows, *request.needed.steps)]
-        queries = torch.stack(captured, dim=1)
+        queries = request.captured([*request.rows, *request.steps], self._missing)
         layers = [self._layers[each.layer] for each in own]
         keys = self._keys.read(layers, request.blocks, request.prompt)
         reads = []
@@ -104,19 +102,18 @@ class HeadScoring:
         self, request: ScoredRequest, layers: Sequence[HeadsOfLayer], group: Sequence[int]
     ) -> tuple[list[HeadsOfLayer], torch.Tensor, torch.Tensor]:
         """The layers with the queries of `group` alone, and the weight and the number of visible keys of each query."""
-        needed, device = request.needed, self._missing.device
+        asked, device = request.asked, self._missing.device
         reads = [layer._replace(queries=layer.queries[list(group)]) for layer in layers]
-        rows = len(group) - len(needed.steps)
-        weights = row_weights(request.options["question"], request.options["last"], rows)
-        visible = torch.tensor(needed.visible(request.prompt))[list(group)]
+        weights = row_weights(asked.question, asked.last, len(group) - 1)
+        visible = torch.tensor([*(row + 1 for row in request.rows), request.prompt])[list(group)]
         return reads, weights.to(device), visible.to(device, non_blocking=True)
 
 
-def _query_groups(needed: ScoreQueries) -> list[list[int]]:
-    """Which queries score the prompt together: the rows of one question, and all steps. Numbers of queries."""
-    rows = len(needed.rows)
-    steps, groups, first = [*range(rows, needed.count)], [], 0
-    for of_one in needed.by_question:
-        groups.append([*range(first, first + len(of_one)), *steps])
-        first += len(of_one)
-    return groups or [steps]
+def _query_groups(request: ScoredRequest) -> list[list[int]]:
+    """Which queries score the prompt together: the rows of one question, and the last prompt token, which is the last
+    query. Numbers of queries."""
+    last, groups, first = len(request.rows), [], 0
+    for rows in request.questions:
+        groups.append([*range(first, first + len(rows)), last])
+        first += len(rows)
+    return groups or [[last]]

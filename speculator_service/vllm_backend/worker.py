@@ -22,9 +22,9 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import ModelError
-from speculator_service.scoring.device_timer import DeviceTimer
 from speculator_service.scoring.importance import Aggregate, scored_layers, valid_steps
 from speculator_service.scoring.paged import PagedScoring, kernels_for
+from speculator_service.scoring.queries import ScoreQueries
 from speculator_service.vllm_backend.capture.key_reader import KeyReader
 from speculator_service.vllm_backend.capture.latent_attention import absorbed
 from speculator_service.vllm_backend.capture.query_capture import (
@@ -52,7 +52,7 @@ TABLE_ELEMENTS = 2**26
 
 
 class SpeculatorWorker(RestoringWorker):
-    """vLLM's worker of this platform. It also scores the requests that have `SCORE_ARG`."""
+    """vLLM's worker of this platform. It also scores the requests that have `queries.SCORE_ARG`."""
 
     def load_model(self, **kwargs: Any) -> None:
         super().load_model(**kwargs)
@@ -65,7 +65,6 @@ class SpeculatorWorker(RestoringWorker):
         self._computed: list[Computed] = []
         self._wanted: list[Wanted] = []
         self._step = SchedulerOutput.make_empty()
-        self._steps, self._scored, self._scoring_ms = 0, 0, 0.0
         if get_tp_group().world_size > 1:
             # Makes NCCL's communicator of this group now, so that vLLM's memory profile counts it and no step waits.
             torch.distributed.all_reduce(torch.zeros(1, device=self.device), group=get_tp_group().device_group)
@@ -108,7 +107,6 @@ class SpeculatorWorker(RestoringWorker):
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
         """The tokens of the executed step and of the synthetic steps after it."""
-        self._steps += 1
         computed = [self._computed]
         outputs: list[ModelRunnerOutput] = []
         latest = super().sample_tokens(grammar_output)
@@ -145,33 +143,10 @@ class SpeculatorWorker(RestoringWorker):
                 if part.step >= 0 and (sampled := output.sampled_token_ids[output.req_id_to_index[part.request.id]]):
                     part.request.tokens[part.step] = sampled[0]
             done += [part.request for part in computed if part.is_last]
-        scores = []
-        for request in done:
-            timer = DeviceTimer(self.device)
-            importance = self._score(request)
-            timer.stop()
-            scores.append((request, importance, timer))
+        scores = {request: self._score(request) for request in done}
         if not self.is_driver_worker:
             return {}
-        payloads = {request.id: _payload(request, importance) for request, importance, _ in scores}
-        # The payloads are on the host, so the events of all timers are done.
-        self._scoring_ms += sum(timer.milliseconds() for *_, timer in scores)
-        return payloads
-
-    def speculator_stats(self) -> dict[str, float]:
-        """Counts of this rank.
-
-        steps: engine steps that sampled. alive, scored, resumed: requests; resumed counts resumes after preemption.
-        cached_tokens: prompt tokens from the prefix cache. scoring_ms: milliseconds of scoring, on the driver rank.
-        """
-        return {
-            "steps": self._steps,
-            "alive": len(self._ledger.requests),
-            "resumed": self._ledger.resumed,
-            "cached_tokens": self._ledger.cached_tokens,
-            "scored": self._scored,
-            "scoring_ms": self._scoring_ms,
-        }
+        return {request.id: _payload(request, importance) for request, importance in scores.items()}
 
     def scored_heads(self) -> list[tuple[int, int]]:
         """`HeadScoring.all_heads`."""
@@ -179,16 +154,16 @@ class SpeculatorWorker(RestoringWorker):
 
     def _score(self, request: ScoredRequest) -> torch.Tensor:
         """Importance [M]. Only the driver rank knows the look-ahead tokens, so only its result is right."""
-        if "heads" in request.options:
-            self._scored += 1
+        if request.asked.heads:
             return self._heads.score(request)
-        valid = _valid(request) if self.is_driver_worker else torch.ones(request.needed.count, dtype=torch.bool)
-        layers = scored_layers(len(self._layers), request.options["layers"])
-        table_rows = 1 if request.options["aggregation"] == "max" else len(layers)
+        count = len(request.steps)
+        valid = _valid(request) if self.is_driver_worker else torch.ones(count, dtype=torch.bool)
+        layers = scored_layers(len(self._layers), request.asked.layers)
+        table_rows = 1 if request.asked.aggregation == "max" else len(layers)
         at_once = max(1, TABLE_ELEMENTS // (table_rows * request.prompt))
         total = torch.zeros(request.prompt, device=self.device)
         tensor_parallel = get_tp_group()
-        for first in range(0, request.needed.count, at_once):
+        for first in range(0, count, at_once):
             group = slice(first, first + at_once)
             aggregate = self._attention(request, group)
             if tensor_parallel.world_size > 1:
@@ -196,24 +171,20 @@ class SpeculatorWorker(RestoringWorker):
                     aggregate.table, op=torch.distributed.ReduceOp.MAX, group=tensor_parallel.device_group
                 )
             total += aggregate.total(valid[group])
-        self._scored += 1
         return total / int(valid.sum())
 
     def _attention(self, request: ScoredRequest, group: slice) -> Aggregate:
         """Attention of a group of the request's queries to the prompt: [1 or L, S, M], over the heads of this rank."""
-        indices = scored_layers(len(self._layers), request.options["layers"])
-        layers = self._layers[indices.start : indices.stop]
-        needed = request.needed
-        positions, visible = [*needed.rows, *needed.steps][group], needed.visible(request.prompt)[group]
+        indices = scored_layers(len(self._layers), request.asked.layers)
+        layers, positions = self._layers[indices.start : indices.stop], request.steps[group]
         aggregate = Aggregate(
-            request.options["aggregation"],
+            request.asked.aggregation,
             num_layers=len(layers),
             steps=len(positions),
             prompt=request.prompt,
             device=self.device,
         )
-        captured = [request.queries.get(position, self._capture.missing) for position in positions]
-        queries = torch.stack(captured, dim=1)[indices.start : indices.stop]
+        queries = request.captured(positions, self._capture.missing)[indices.start : indices.stop]
         if isinstance(layers[0], MLAAttention):
             queries = torch.stack([absorbed(layer, own) for layer, own in zip(layers, queries, strict=True)])
         self._scoring.fill(
@@ -221,7 +192,6 @@ class SpeculatorWorker(RestoringWorker):
             queries,
             self._keys.read(layers, request.blocks, request.prompt),
             [attention_formula(layer) for layer in layers],
-            torch.tensor(visible).to(self.device, non_blocking=True),
         )
         return aggregate
 
@@ -234,20 +204,11 @@ class SpeculatorWorker(RestoringWorker):
         shape = (len(self._layers), self._layers[0].num_heads, captured_size(self._layers[0]))
         query = torch.zeros(shape, dtype=self.model_config.dtype, device=self.device)
         for look_ahead in (options.look_ahead, *(steps - 1 for steps in step_counts)):
-            asked = {**options.model_dump(), "look_ahead": look_ahead, "rows": [], "steps": look_ahead + 1}
+            asked = ScoreQueries(look_ahead=look_ahead, layers=options.layers, aggregation=options.aggregation)
             queries = dict.fromkeys(range(look_ahead + 1), query)
             self._attention(ScoredRequest("", 1, asked, [0], queries), slice(None))
-        own = [(layer, head, 1.0) for layer, head in self._heads.all_heads()]  # this rank has some of them
-        asked = {
-            "heads": own,
-            "question": 0.0,
-            "last": 1.0,
-            "apart": False,
-            "look_ahead": 0,
-            "rows": [],
-            "steps": 1,
-        }
-        self._heads.score(ScoredRequest("", 1, asked, [0], {0: query}))
+        heads = tuple((layer, head, 1.0) for layer, head in self._heads.all_heads())  # this rank has some of them
+        self._heads.score(ScoredRequest("", 1, ScoreQueries(heads=heads), [0], {0: query}))
 
 
 def _on_host(output: ModelRunnerOutput | AsyncModelRunnerOutput) -> ModelRunnerOutput:
@@ -256,13 +217,12 @@ def _on_host(output: ModelRunnerOutput | AsyncModelRunnerOutput) -> ModelRunnerO
 
 
 def _valid(request: ScoredRequest) -> torch.Tensor:
-    """Which of the request's queries count, bool [S]: all rows of the question, and the steps before an EOS."""
-    steps = valid_steps(torch.tensor(_look_ahead(request), dtype=torch.int64), request.options["eos_token_ids"])
-    return torch.cat([torch.ones(len(request.needed.rows), dtype=torch.bool), steps[: len(request.needed.steps)]])
+    """Which of the request's steps count, bool [S]: those before an EOS."""
+    return valid_steps(torch.tensor(_look_ahead(request), dtype=torch.int64), request.asked.eos_token_ids)
 
 
 def _look_ahead(request: ScoredRequest) -> list[int]:
-    return [request.tokens[step] for step in range(request.look_ahead)]
+    return [request.tokens[step] for step in range(request.asked.look_ahead)]
 
 
 def _payload(request: ScoredRequest, importance: torch.Tensor) -> dict[str, Any]:
@@ -270,10 +230,9 @@ def _payload(request: ScoredRequest, importance: torch.Tensor) -> dict[str, Any]
 
     speculate_ms: from the first step to the scores.
     """
-    steps = _valid(request)[len(request.needed.rows) :]
     return {
         "importance": importance.cpu().numpy().tobytes(),
         # Step i is valid if token i is part of the answer.
-        "tokens": _look_ahead(request)[: int(steps.sum())],
+        "tokens": _look_ahead(request)[: int(_valid(request).sum())],
         "speculate_ms": 1e3 * (time.perf_counter() - request.started),
     }

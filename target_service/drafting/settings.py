@@ -12,6 +12,9 @@ from kv_transfer.messages import GenerateRequest, SessionHandle
 DRAFTING = "skim_drafting"
 """Key in `SamplingParams.extra_args`; its value is a mapping of builtins and bytes, which are cheap to copy."""
 
+Q_TOP = 32
+"""(token, probability) pairs of the drafter's distribution that are sent per draft."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftSettings:
@@ -30,7 +33,7 @@ def encode_settings(request: GenerateRequest) -> dict[str, Any]:
     return {
         "max_drafts": decode.max_draft_tokens if decode.method != "none" else 0,
         "adaptive": decode.adaptive,
-        "q_top": decode.q_top,
+        "q_top": Q_TOP,
         "look_ahead": request.prompt.look_ahead_tokens.astype("<i4").tobytes(),
         "session": [session.address, session.id] if session else None,
     }

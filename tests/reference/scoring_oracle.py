@@ -28,13 +28,10 @@ def score(
     token_ids: list[int],
     options: SelectionOptions,
     past: Cache | None = None,
-    rows: Sequence[int] = (),
     decoded: Sequence[int] | None = None,
 ) -> OracleScores:
     """Importance of each of the M prompt tokens and the tokens decoded ahead. past: an empty cache of another kind.
 
-    rows: rising prompt positions whose queries score the prompt as the options' look-ahead does; each sees the tokens
-    up to itself. With `score_queries` question they are the only ones, and nothing is decoded.
     decoded: the tokens that an engine in bfloat16 decoded ahead, read in place of own ones.
     Positions are consecutive and a cache is always used. (Given position_ids with gaps, no mask and no cache,
     transformers 5.23 treats the gaps as packed sequences and masks across them without a warning.)
@@ -42,9 +39,9 @@ def score(
     whole, has_sinks = _whole_layers(model), any(name.endswith("sinks") for name, _ in model.named_parameters())
     eos = model.generation_config.eos_token_id
     eos_ids = {eos} if isinstance(eos, int) else set(eos or ())
-    prompt, rows_only = len(token_ids), options.score_queries == "question"
+    prompt = len(token_ids)
     tokens: list[int] = []
-    steps, read = [], 0
+    steps = []
 
     def read_one(token: int) -> int:
         """Read a token with its attention weights as one more step; returns the most likely next token."""
@@ -52,7 +49,7 @@ def score(
         out = model(torch.tensor([[token]]), past_key_values=past, use_cache=True, output_attentions=True)
         past = out.past_key_values
         weights = [out.attentions[layer][0, :, 0].double() for layer in whole]
-        to_prompt = [torch.nn.functional.pad(w[:, :prompt], (0, max(0, prompt - w.shape[1]))) for w in weights]
+        to_prompt = [w[:, :prompt] for w in weights]
         # transformers leaves out the sink's weight, which is the rest to 1.
         steps.append(
             [(w, 1 - own.sum(-1) if has_sinks else 0 * w[:, 0]) for w, own in zip(to_prompt, weights, strict=True)]
@@ -60,12 +57,10 @@ def score(
         return int(out.logits[0, -1].argmax())
 
     # Step 0 is the last prompt token; each later step is a decoded token, until there are enough or one is an EOS.
-    for position in rows if rows_only else (*rows, prompt - 1):
-        if position > read:
-            before = torch.tensor([token_ids[read:position]])
-            past = model(before, past_key_values=past, use_cache=True).past_key_values
-        token, read = read_one(token_ids[position]), position + 1
-    while not rows_only and len(tokens) < options.look_ahead:
+    if prompt > 1:
+        past = model(torch.tensor([token_ids[:-1]]), past_key_values=past, use_cache=True).past_key_values
+    token = read_one(token_ids[-1])
+    while len(tokens) < options.look_ahead:
         token = token if decoded is None else decoded[len(tokens)]
         tokens.append(token)
         if token in eos_ids:

@@ -188,7 +188,7 @@ async def _sample(engine: Any, table: np.ndarray, told: np.ndarray, requests: in
     """Continuations of three tokens. table: the drafter's distribution after each token. told: what it reports."""
     counts: Counter[tuple[int, int, int]] = Counter()
     turns = asyncio.Semaphore(64)
-    options = DecodeOptions(max_draft_tokens=3, adaptive=False, q_top=TOP)
+    options = DecodeOptions(max_draft_tokens=3, adaptive=False)
 
     async def one(seed: int, address: str) -> None:
         async with turns:
@@ -209,7 +209,7 @@ def _draw(row: DraftRow, known: list[int], table: np.ndarray, told: np.ndarray) 
     rng = np.random.default_rng([zlib.crc32(row.session.encode()), len(known)])
     last, tokens, ids, probs = known[-1], [], [], []
     for _ in range(row.max_drafts):
-        top = np.argsort(table[last])[::-1][: row.top_m]
+        top = np.argsort(table[last])[::-1][: min(row.top_m, TOP)]
         q, reported = (rows[last, top] / rows[last, top].sum() for rows in (table, told))
         last = int(rng.choice(top, p=q))
         tokens.append(last)

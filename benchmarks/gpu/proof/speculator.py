@@ -55,6 +55,7 @@ async def _speculator(model: str, settings: Settings, checks: Checks) -> None:
             await _against_the_oracle(engine, model, oracle, TOY_LENGTHS if settings.toy else LENGTHS, checks)
         with checks.part("kernels"):
             await _kernels_against_torch(engine, settings, checks)
+        await call(engine, _count_steps)
         prompts = {"full": KeptPrompt.dense(random_ids(300, 11)), "kept": kept_prompt(1200, 300, 12)}
         for name, prompt in prompts.items():
             with checks.part(f"drafts, {name}"):
@@ -69,19 +70,18 @@ async def _against_the_oracle(
     """Each prompt twice, cold and from the prefix cache: no NaN, the oracle's scores, look-ahead and kept set."""
     reader = load_model(model)
     differences, overlaps, tokens, right = [], [], 0, 0
-    before = (await engine.worker_stats())[0]["cached_tokens"]
+    cached = 0
     for length in lengths:
         ids = random_ids(length, 7)
         for again in ("cold", "cached"):
             scores = await engine.score(ScoreRequest(f"{again}-{length}", ids, OPTIONS))
-            ahead = scores.look_ahead_tokens
+            ahead, cached = scores.look_ahead_tokens, cached + scores.cached_tokens
             expected = scoring_oracle.score(reader, ids.tolist(), OPTIONS, decoded=ahead).importance
             differences.append((scores.importance - expected).abs().max().item())
             ours, theirs = (set(select(i, OPTIONS)[0].tolist()) for i in (scores.importance, expected))
             overlaps.append(len(ours & theirs) / len(theirs))
             tokens += len(ahead)
             right += len(ahead) - oracle.wrong_tokens(KeptPrompt.dense(ids), ahead, TIE)
-    cached = (await engine.worker_stats())[0]["cached_tokens"] - before
     nans = sum(np.isnan(difference) for difference in differences)
     checks.judge("no NaN", nans == 0, nans, f"of {len(differences)} prompts have scores that are NaN")
     worst = max(differences) if not nans else float("nan")
@@ -168,5 +168,16 @@ def _choose_graphs_as_vllm(worker: Any) -> None:
     del worker.model_runner.cudagraph_manager.dispatch
 
 
+def _count_steps(worker: Any) -> None:
+    """`steps` counts the engine steps that sample from now on."""
+    sample, worker.steps = worker.sample_tokens, 0
+
+    def counting(grammar_output: Any) -> Any:
+        worker.steps += 1
+        return sample(grammar_output)
+
+    worker.sample_tokens = counting
+
+
 async def _steps(engine: Any) -> int:
-    return int((await engine.worker_stats())[0]["steps"])
+    return int(await call(engine, lambda worker: worker.steps))

@@ -88,7 +88,7 @@ async def _first_token(
     for row in result["rows"]:
         expected = f"{row['expected']['dense_to_skim']:.2f} expected" if "expected" in row else "no arithmetic"
         says = f"times faster than dense ({row['dense_ms']:.0f} ms), {expected}; {row['skim_to_limit']['median']:.2f}"
-        says += f" times the forwards alone, scoring {row['scoring_ms']:.1f} ms"
+        says += " times the forwards alone"
         if row.get("why_not_as_expected"):
             says += f"; {row['why_not_as_expected']}"
         case = f"{row['prompt_tokens']}, {row['read']}, keep {row['keep_rate']}"

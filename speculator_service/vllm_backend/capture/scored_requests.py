@@ -5,22 +5,15 @@ token counts and block ids. They are the same for both of vLLM's model runners.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import torch
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
-from speculator_service.scoring.score_queries import MAX_QUESTION_ROWS, ScoreQueries
-
-SCORE_ARG = "skim_score"
-"""Key in `SamplingParams.extra_args`: {look_ahead, rows, steps, eos_token_ids}, and how the attention is scored.
-
-look_ahead: number of decoded tokens. rows: the half-open span of each question's rows. steps: the number of steps.
-All heads: {layers, aggregation}. Some heads (`head_scoring`): {heads, question, last, apart}; heads has
-[layer, head, weight] each, question and last are the weights of the rows, and apart asks for the mass of each head.
-"""
+from speculator_service.scoring.queries import MAX_QUESTION_ROWS, SCORE_ARG, ScoreQueries
 
 STEP_ROWS = 16 * MAX_QUESTION_ROWS
 """The question rows that one engine step captures, at least. If more prompts end in a step, each has fewer rows."""
@@ -30,28 +23,36 @@ STEP_ROWS = 16 * MAX_QUESTION_ROWS
 class ScoredRequest:
     """One prompt in the engine.
 
-    prompt: number of tokens M. blocks: KV cache block ids in order. needed: the positions of the queries that score it.
-    queries: position -> [L, H, D]. tokens: step -> the token that it decoded; known only on the rank that returns the
-    output.
+    prompt: number of tokens M. asked: how it is scored. blocks: KV cache block ids in order. queries: position ->
+    [L, H, D]. tokens: step -> the token that it decoded; known only on the rank that returns the output. questions: the
+    rows of each question.
     """
 
     id: str
     prompt: int
-    options: Mapping[str, Any]
+    asked: ScoreQueries
     blocks: list[int] = field(default_factory=list)
     queries: dict[int, torch.Tensor] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
-    needed: ScoreQueries = field(init=False)
+    questions: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        last = self.prompt + self.look_ahead
-        rows = tuple(range(*span) for span in self.options["rows"])
-        self.needed = ScoreQueries(rows, range(last - self.options["steps"], last))
+        self.questions = [[*range(*span)] for span in self.asked.questions]
 
     @property
-    def look_ahead(self) -> int:
-        return int(self.options["look_ahead"])
+    def rows(self) -> list[int]:
+        """The rows of all questions."""
+        return [row for of_one in self.questions for row in of_one]
+
+    @property
+    def steps(self) -> range:
+        """The positions of the last prompt token and of the look-ahead tokens."""
+        return range(self.prompt - 1, self.prompt + self.asked.look_ahead)
+
+    def captured(self, positions: Sequence[int], missing: torch.Tensor) -> torch.Tensor:
+        """The queries at these positions, [L, S, H, D]. missing: [L, H, D], in place of one that was not captured."""
+        return torch.stack([self.queries.get(position, missing) for position in positions], dim=1)
 
 
 class Computed(NamedTuple):
@@ -68,12 +69,12 @@ class Computed(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        return self.step == self.request.look_ahead
+        return self.step == self.request.asked.look_ahead
 
     @property
     def rows(self) -> list[int]:
         """The question rows among these positions."""
-        return [row for row in self.request.needed.rows if self.start <= row < self.end]
+        return [row for row in self.request.rows if self.start <= row < self.end]
 
 
 class Wanted(NamedTuple):
@@ -88,10 +89,7 @@ class Wanted(NamedTuple):
 
 
 class RequestLedger:
-    """The scored requests that are not finished.
-
-    resumed: number of resumes after preemption. cached_tokens: prompt tokens that came from the prefix cache.
-    """
+    """The scored requests that are not finished."""
 
     def __init__(self, block_size: int, group: int = 0, rows: int = STEP_ROWS) -> None:
         """block_size: tokens per block of the scheduler. group: index of the scored layers' KV cache group.
@@ -99,8 +97,6 @@ class RequestLedger:
         rows: limit for the question rows of one step, at least the number of requests in a step.
         """
         self.requests: dict[str, ScoredRequest] = {}
-        self.resumed = 0
-        self.cached_tokens = 0
         self._block_size = block_size
         self._group = group
         self._rows = rows
@@ -119,7 +115,6 @@ class RequestLedger:
         ):
             if request := self.requests.get(request_id):
                 if request_id in cached.resumed_req_ids:
-                    self.resumed += 1
                     request.blocks = []
                 request.blocks += blocks[self._group] if blocks else []
                 computed[request_id] = start
@@ -138,12 +133,11 @@ class RequestLedger:
         found = []
         for part in computed:
             request, rows = part.request, part.rows
-            left_out = set(rows[:-share])
-            if left_out:
-                rows = rows[-share:]
-                kept = ([row for row in of_one if row not in left_out] for of_one in request.needed.by_question)
-                request.needed = ScoreQueries(tuple(filter(None, kept)), request.needed.steps)
-            if part.end - 1 in request.needed.steps:
+            if len(rows) > share:
+                left_out, rows = set(rows[:-share]), rows[-share:]
+                kept = ([row for row in of_one if row not in left_out] for of_one in request.questions)
+                request.questions = list(filter(None, kept))
+            if part.end - 1 in request.steps:
                 rows = [*rows, part.end - 1]
             found += [Wanted(request, position, self._slot(request, position)) for position in rows]
         return found
@@ -151,14 +145,13 @@ class RequestLedger:
     def _admit(self, new: NewRequestData) -> bool:
         """Add a request that needs scores. For the V2 runner, a resumed request is a new one with known tokens."""
         if known := self.requests.get(new.req_id):
-            self.resumed += 1
             known.blocks = list(new.block_ids[self._group])
             return True
-        options = ((new.sampling_params and new.sampling_params.extra_args) or {}).get(SCORE_ARG)
-        if options is None:
+        asked = ((new.sampling_params and new.sampling_params.extra_args) or {}).get(SCORE_ARG)
+        if asked is None:
             return False
-        self.cached_tokens += new.num_computed_tokens
-        self.requests[new.req_id] = ScoredRequest(new.req_id, new.prompt_len, options, list(new.block_ids[self._group]))
+        queries, blocks = msgspec.convert(asked, ScoreQueries), list(new.block_ids[self._group])
+        self.requests[new.req_id] = ScoredRequest(new.req_id, new.prompt_len, queries, blocks)
         return True
 
     def _slot(self, request: ScoredRequest, position: int) -> int:

@@ -9,7 +9,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG
+from speculator_service.scoring.queries import SCORE_ARG
 
 
 class QuestionRowScheduler(Scheduler):
@@ -33,4 +33,4 @@ def _first_row(request: Request) -> int | None:
     """The position of the first question row; None if the request needs none."""
     params = request.sampling_params
     scored = (params.extra_args or {}).get(SCORE_ARG) if params else None
-    return min((first for first, _ in scored["rows"]), default=None) if scored else None
+    return min((first for first, _ in scored["questions"]), default=None) if scored else None

@@ -117,7 +117,6 @@ decode_options = st.builds(
     max_draft_tokens=st.integers(1, 16),
     adaptive=st.booleans(),
     draft_context=st.sampled_from(["full", "kept"]),
-    q_top=st.integers(1, 512),
 )
 generate_requests = st.builds(
     GenerateRequest,

@@ -154,7 +154,9 @@ def test_another_version(version):
         decode(envelope(KEPT_PROMPT, kept_bytes()[6:], version=version), KeptPrompt)
 
 
-@pytest.mark.parametrize("options", [SelectionOptions(), SelectionOptions(keep_rate=0.3), DecodeOptions(q_top=8)])
+@pytest.mark.parametrize(
+    "options", [SelectionOptions(), SelectionOptions(keep_rate=0.3), DecodeOptions(max_draft_tokens=8)]
+)
 def test_options_at_their_default_are_not_sent(options):
     """A reader refuses options that it does not know, so a new option stops no older reader until it is used."""
     request = SelectRequest("r", np.zeros(3, np.int32), SelectionOptions(), decode=DecodeOptions())

@@ -63,7 +63,7 @@ async def test_latency_grows_with_the_prompt(demo_speculator, monkeypatch):
 async def test_a_cached_question_is_computed_again_and_decodes_nothing(demo_speculator):
     engine = mock(demo_speculator, cache_tokens=1024, block_size=4, ms_per_look_ahead=1)
     prompt, question = np.arange(64, dtype=np.int32), (50, 58)
-    for options, computed in ((OPTIONS, 64), (OPTIONS, 4), (SelectionOptions(score_queries="question"), 14)):
+    for options, computed in ((OPTIONS, 64), (OPTIONS, 4), (SelectionOptions(scoring="heads"), 14)):
         before = engine.compute.computed_tokens
         scores = await engine.score(ScoreRequest("a", prompt, options, questions=(question,)))
         assert engine.compute.computed_tokens - before == computed

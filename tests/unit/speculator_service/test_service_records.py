@@ -122,7 +122,7 @@ async def test_a_record_dies_with_the_kv_of_its_prompt(turns, engine):
 async def test_a_question_that_is_read_again_is_no_lost_kv(make_request, engine):
     """With score queries of a question that stands early, the engine computes most of the prompt again."""
     service = SpeculatorService(engine)
-    asked = make_request(FIRST, [(0, 32), (300, 2472)], **RULE, score_queries="question")
+    asked = make_request(FIRST, [(0, 32), (300, 2472)], **RULE, scoring="heads")
     asked = relaid(asked, question=(300, 340))
     await service.select(asked)
     again = await service.select(replace(asked, request_id="r2"))

@@ -62,10 +62,6 @@ def test_a_forgotten_soft_cap_or_sink_would_be_seen(told):
     assert min(told["plain"]) > 0.1
 
 
-def test_keys_after_a_row_of_the_question_would_be_seen(told):
-    assert told["blind"] > 0.1
-
-
 def test_a_query_that_was_not_captured_is_never_a_score(told):
     assert told["missing"] == [[False, True, False]] * 2
     assert told["rest of missing"] <= 1e-5

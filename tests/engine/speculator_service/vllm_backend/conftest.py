@@ -25,10 +25,12 @@ TOLERANCE = 1e-5
 
 @dataclass
 class Rig:
-    """An engine and the oracle of the same checkpoint. generation: the oracle of drafts."""
+    """An engine and the oracle of the same checkpoint. generation: the oracle of drafts. cached: tokens from the prefix
+    cache, of each prompt that was last scored."""
 
     engine: object
     oracle: object
+    cached: tuple[int, ...] | list[int] = ()
 
     @cached_property
     def generation(self) -> GenerationOracle:
@@ -40,16 +42,13 @@ class Rig:
         )
 
     async def errors(self, cases) -> list[float]:
-        """Score (token ids, options) or (token ids, options, question) cases together.
+        """Score (token ids, options) cases together. Returns the largest errors; asserts equal tokens and kept sets."""
+        answers = await asyncio.gather(*(self.score(*case, f"r{i}") for i, case in enumerate(cases)))
+        self.cached = [answer.cached_tokens for answer in answers]
+        return [self.compare(*case, answer) for case, answer in zip(cases, answers, strict=True)]
 
-        Returns the largest errors; asserts equal tokens and kept sets.
-        """
-        calls = (self.score(ids, options, f"r{i}", *question) for i, (ids, options, *question) in enumerate(cases))
-        answers = await asyncio.gather(*calls)
-        return [self.compare(case[0], case[1], answer, *case[2:]) for case, answer in zip(cases, answers, strict=True)]
-
-    def compare(self, token_ids, options, answer, question=None) -> float:
-        expected = scoring_oracle.score(self.oracle, token_ids, options, rows=rows_of(token_ids, options, question))
+    def compare(self, token_ids, options, answer) -> float:
+        expected = scoring_oracle.score(self.oracle, token_ids, options)
         assert answer.importance.dtype == torch.float32
         assert answer.importance.shape == (len(token_ids),)
         assert answer.look_ahead_tokens == expected.look_ahead_tokens
@@ -62,7 +61,8 @@ class Rig:
     async def keep(self, session, token_ids, options, **salt) -> KeptPrompt:
         """Score a prompt and keep its session."""
         prompt = KeptPrompt.dense(token_ids)
-        await self.engine.score(ScoreRequest(session, prompt.token_ids, options, keep_session=True, **salt))
+        request = ScoreRequest(session, prompt.token_ids, options, keep_session=True, **salt)
+        self.cached = [(await self.engine.score(request)).cached_tokens]
         return prompt
 
     def check_greedy(self, prompt, answer, drafted, count) -> None:
@@ -86,8 +86,33 @@ class Rig:
         assert all(token in row for token, row in zip(drafted.tokens, q_ids, strict=True))
 
     async def steps(self) -> int:
-        """The number of engine steps with sampling since the start."""
-        return (await self.engine.worker_stats())[0]["steps"]
+        """The number of engine steps with sampling since the first call."""
+        return (await self.counts())["steps"]
+
+    async def counts(self) -> dict[str, int]:
+        """Since the first call: engine steps that sampled, and resumes of scored requests after preemption."""
+
+        def counts(worker):
+            if hasattr(worker, "counts"):
+                return worker.counts
+            worker.counts = {"steps": 0, "resumed": 0}
+            sample, update = worker.sample_tokens, worker._ledger.update
+
+            def counted_sample(grammar_output):
+                worker.counts["steps"] += 1
+                return sample(grammar_output)
+
+            def counted_update(output):
+                known = worker._ledger.requests
+                new = [request.req_id for request in output.scheduled_new_reqs]  # of the V2 runner, also resumed ones
+                resumed = [*output.scheduled_cached_reqs.resumed_req_ids, *new]
+                worker.counts["resumed"] += sum(request_id in known for request_id in resumed)
+                return update(output)
+
+            worker.sample_tokens, worker._ledger.update = counted_sample, counted_update
+            return worker.counts
+
+        return dict((await self.call(counts))[0])
 
     async def call(self, function) -> list:
         """Run `function(worker)` on every rank of the running engine; the negative controls break hooks this way."""
@@ -160,15 +185,6 @@ def llama_rig(device, tmp_path_factory):
     with starting(device, tmp_path_factory) as start:
         model = {"head_dim": 64, "layers": 5, "max_position": 2048}
         yield start("llama", model, max_num_batched_tokens=256, max_num_seqs=16, seed=1)
-
-
-def rows_of(token_ids, options, question) -> list[int]:
-    """The positions in the question whose queries count: at most the last 64 of it, and no step of the look-ahead."""
-    if options.score_queries == "look_ahead":
-        return []
-    first, end = question or (max(0, len(token_ids) - options.protect_last), len(token_ids))
-    rows = range(first, end if options.score_queries == "question" else min(end, len(token_ids) - 1))
-    return list(rows)[-64:]
 
 
 EARLY_PROMPT = models.random_prompt(90, seed=77)

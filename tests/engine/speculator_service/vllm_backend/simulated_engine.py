@@ -18,7 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kv_transfer.position_map import position_map
-from speculator_service.vllm_backend.capture.scored_requests import SCORE_ARG
+from speculator_service.scoring.queries import SCORE_ARG
 from speculator_service.vllm_backend.scheduler.multi_step import MULTI_STEP, following_steps, merge
 from speculator_service.vllm_backend.scheduler.scheduler import SpeculatorScheduler
 

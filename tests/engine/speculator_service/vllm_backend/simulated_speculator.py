@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.engine.speculator_service.vllm_backend.by_heads import profile_of
 from tests.engine.speculator_service.vllm_backend.simulated_engine import SimulatedEngine
 from tests.reference.models import build_model
 
@@ -30,7 +31,7 @@ def simulated_speculators(folder: Path) -> Iterator[Callable[..., Any]]:
 
     def start_engine(blocks=BLOCKS, additional_config=None, **options):
         hashing.update(options)
-        return engine.VllmSpeculator(
+        speculator = engine.VllmSpeculator(
             path,
             max_model_len=1024,
             block_size=BLOCK,
@@ -39,6 +40,8 @@ def simulated_speculators(folder: Path) -> Iterator[Callable[..., Any]]:
             max_num_batched_tokens=256,
             additional_config=additional_config or {},
         )
+        speculator.use_heads(profile_of([(0, 0, 1.0)]))
+        return speculator
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "start_engine", simulated)

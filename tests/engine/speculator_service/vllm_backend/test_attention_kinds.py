@@ -47,7 +47,7 @@ async def test_scores(rig):
     assert max(await rig.errors(cases)) <= TOLERANCE
     longer = PROMPT + random_prompt(90, seed=6)  # after a cached prefix
     assert await rig.errors([(longer, OPTIONS)]) <= [TOLERANCE]
-    assert (await rig.engine.worker_stats())[0]["cached_tokens"] > WINDOW
+    assert rig.cached[0] > WINDOW
 
 
 async def test_heads_of_the_layers_that_see_the_whole_prompt(rig):

@@ -41,17 +41,15 @@ async def test_scores(rig):
             (700, 8, "max"),
         )
     ]
-    for queries in ("question", "both"):
-        options = SelectionOptions(score_queries=queries, look_ahead=2)
-        cases.append((random_prompt(300, seed=5), options, (250, 290)))
     assert max(await rig.errors(cases)) <= TOLERANCE
-    # From the prefix cache, the question takes the path of a prefill with context.
-    assert await rig.errors(cases[-1:]) <= [TOLERANCE]
 
 
 async def test_heads(rig):
+    """From the prefix cache, the question takes the path of a prefill with context."""
     profile = profile_of([(0, 1, 1.0), (1, 0, 2.0), (1, 3, 3.0)])
-    assert await error(rig, random_prompt(300, seed=6), (250, 290), profile) <= TOLERANCE
+    for _ in range(2):
+        assert await error(rig, random_prompt(300, seed=6), (250, 290), profile) <= TOLERANCE
+    assert rig.cached[0] > 0
 
 
 async def test_control_the_latent_part_of_the_key_matters(rig):

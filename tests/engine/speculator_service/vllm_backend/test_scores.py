@@ -11,6 +11,7 @@ import pytest
 
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import InvalidRequestError
+from speculator_service.vllm_backend import worker as scoring_worker
 from speculator_service.vllm_backend.capture import key_reader
 from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, TOLERANCE
 from tests.reference.models import random_prompt
@@ -59,9 +60,9 @@ async def test_what_is_compiled_at_the_start_is_what_requests_need(rig):
     def compile_again(worker):
         fill, worker.asked = worker._scoring.fill, []
 
-        def noting(aggregate, queries, keys, scales, visible):
+        def noting(aggregate, queries, keys, scales):
             worker.asked.append((queries.shape, queries.dtype, scales, aggregate.table.shape[:2]))
-            fill(aggregate, queries, keys, scales, visible)
+            fill(aggregate, queries, keys, scales)
 
         worker._scoring.fill = noting
         worker._compile_kernels([1, 16])
@@ -86,14 +87,28 @@ async def test_every_layers_option(rig, aggregation):
     assert max(await rig.errors(cases)) <= TOLERANCE
 
 
+@pytest.mark.parametrize("aggregation", ["max", "head_max_layer_mean"])
+async def test_queries_are_scored_in_groups(rig, aggregation):
+    def few_at_once(elements):
+        def limit(worker):
+            scoring_worker.TABLE_ELEMENTS = elements
+
+        return limit
+
+    await rig.call(few_at_once(7 * 300))
+    try:
+        assert await rig.errors([(PROMPT, SelectionOptions(aggregation=aggregation))]) <= [TOLERANCE]
+    finally:
+        await rig.call(few_at_once(2**26))
+
+
 async def test_a_cached_prefix_changes_nothing(rig):
     prompt = random_prompt(640, seed=1005)  # of no other test with this engine
     longer = prompt + random_prompt(90, seed=6)
     spared = []
     for case in ((prompt, OPTIONS), (prompt, SelectionOptions(look_ahead=8)), (longer, OPTIONS)):
-        before = (await rig.engine.worker_stats())[0]["cached_tokens"]
         assert await rig.errors([case]) <= [TOLERANCE]
-        spared.append((await rig.engine.worker_stats())[0]["cached_tokens"] - before)
+        spared += rig.cached
     # First without a cache, then all but the last block, then the shared part.
     block = rig.engine._engine.vllm_config.cache_config.block_size
     assert spared == [0, 640 - block, 640]
@@ -128,8 +143,7 @@ async def test_a_cancelled_call_leaves_nothing_behind(rig):
     # The worker learns which requests ended in the scheduler's next step.
     for _ in range(2):
         await rig.score(PROMPT[:40], OPTIONS)
-    (stats,) = await rig.engine.worker_stats()
-    assert stats["alive"] <= 1
+    assert (await rig.call(lambda worker: len(worker._ledger.requests)))[0] <= 1
     assert rig.engine._engine.get_num_unfinished_requests() == 0
 
 
@@ -214,7 +228,7 @@ async def test_control_a_query_that_was_not_captured_is_never_a_stale_one(rig):
 
 async def test_control_ends_that_are_not_masked_are_seen(rig):
     eos = rig.engine.eos_token_ids
-    rig.engine.eos_token_ids = frozenset()
+    rig.engine.eos_token_ids = ()
     try:
         answer = await rig.score(EARLY_PROMPT, SelectionOptions(look_ahead=8))
     finally:

@@ -67,7 +67,7 @@ class Life:
         self.asked[self.rng.integers(0, len(self.asked))] = ids, salt
         # A question's tokens are computed, also if they are cached.
         question = self.rng.random() < 0.3
-        options = SelectionOptions(look_ahead=4, score_queries="both" if question else "look_ahead")
+        options = SelectionOptions(look_ahead=4, scoring="heads" if question else "attention")
         rows = ((ids.size // 2, max(ids.size // 2 + 1, ids.size - 10)),) if question else ()
         await self.engine.score(ScoreRequest(name, ids, options, cache_salt=salt, keep_session=True, questions=rows))
         return (salt, None), ids
@@ -177,7 +177,7 @@ async def test_two_equal_questions_in_one_step(start):
     simulated._arrivals = itertools.repeat(0)  # both come before the next step
 
     def ask(name):
-        options = SelectionOptions(score_queries="question")
+        options = SelectionOptions(scoring="heads")
         return engine.score(ScoreRequest(name, prompt, options, questions=((70, 90),)))
 
     await asyncio.gather(ask("first"), ask("second"))

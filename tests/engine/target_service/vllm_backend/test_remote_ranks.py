@@ -16,6 +16,7 @@ from kv_transfer.drafts import Draft, DraftRow
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
 from speculator_service.drafting.drafter import DraftService
+from target_service.drafting.settings import Q_TOP
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import (
     TOLERANCE,
@@ -39,7 +40,7 @@ from tests.reference.model_drafter import ModelDrafter
 
 pytestmark = pytest.mark.nightly
 
-OPTIONS = DecodeOptions(max_draft_tokens=4, adaptive=False, q_top=64)
+OPTIONS = DecodeOptions(max_draft_tokens=4, adaptive=False)
 
 
 FAMILY = "qwen2"
@@ -76,7 +77,7 @@ async def test_greedy_and_sampled_requests_together(engine: VllmTarget, model: s
     rose = gained(before, await engine.decode_stats())
     assert wrong == []
     assert rose["accepted"] / rose["rounds"] > 0.5
-    assert {row.top_m for r in speculator.requests for row in r.rows} == {0, 16}
+    assert {row.top_m for r in speculator.requests for row in r.rows} == {0, Q_TOP}
     oracle = GenerationOracle(model)
     for case, (tokens, logprobs) in zip(sampled, answers, strict=True):
         assert len(tokens) == 64
@@ -86,7 +87,7 @@ async def test_greedy_and_sampled_requests_together(engine: VllmTarget, model: s
 async def sample(engine: VllmTarget, case: Case, speculator: FakeSpeculator) -> tuple[list[int], list]:
     """64 tokens at temperature 1, with the log probabilities of the sampled and the two most probable tokens."""
     sampling = {"temperature": 1.0, "max_tokens": 64, "ignore_eos": True, "logprobs": 2}
-    options = DecodeOptions(max_draft_tokens=MAX_DRAFTS, adaptive=False, q_top=16)
+    options = DecodeOptions(max_draft_tokens=MAX_DRAFTS, adaptive=False)
     request = GenerateRequest(case.name, with_session(case, speculator), sampling, decode=options)
     tokens, logprobs, _ = joined([o async for o in engine.generate(request)])
     return tokens, logprobs

@@ -10,6 +10,7 @@ import torch
 
 from kv_transfer.messages import GenerateRequest, KeptPrompt
 from kv_transfer.options import DecodeOptions
+from target_service.drafting import settings
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.engine.target_service.vllm_backend.drafting import Case, gained, with_session
@@ -34,6 +35,11 @@ def engine(start: Start) -> VllmTarget:
     return start(decode={"method": "remote", "max_draft_tokens": 3}, draft_channel={"deadline_s": 1.0})
 
 
+@pytest.fixture(autouse=True)
+def a_part_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "Q_TOP", TOP_M)
+
+
 @pytest.fixture(scope="module")
 def table(model: str) -> np.ndarray:
     return drafters_table(GenerationOracle(model))
@@ -52,7 +58,7 @@ async def sample(
     """Continuations of three tokens, and the accepted share of the drafts."""
     counts: Counter[tuple[int, int, int]] = Counter()
     turns = asyncio.Semaphore(64)
-    options = DecodeOptions(max_draft_tokens=3, adaptive=False, q_top=TOP_M)
+    options = DecodeOptions(max_draft_tokens=3, adaptive=False)
     # Five tokens, so that drafts are possible for all of the first three.
     sampling = {**chosen, "max_tokens": 5, "ignore_eos": True, "detokenize": False}
 

@@ -18,7 +18,7 @@ class FakePair:
     async def skim(self, ids, options):
         kept = max(1, round(options.keep_rate * ids.size))
         positions = np.arange(kept, dtype=np.int32)
-        parts = {"queue": 0.1, "speculate": 0.2 * ids.size, "select": 1.0, "scoring": 0.5, "prefill": 1.0 * kept}
+        parts = {"queue": 0.1, "speculate": 0.2 * ids.size, "select": 1.0, "prefill": 1.0 * kept}
         return Timed(1.1 + 0.2 * ids.size + kept, KeptPrompt(ids[:kept], positions, ids.size), parts)
 
     async def read(self, ids, window=None):

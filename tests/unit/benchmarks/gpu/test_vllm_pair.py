@@ -11,7 +11,7 @@ from benchmarks.gpu.vllm_pair import Forced, Plan
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow, check_answers
 from skim_common.errors import SkimError
 from skim_common.models.info import inspect_model
-from speculator_service.vllm_backend.score_arguments import profile_of
+from speculator_service.scoring.heads import profile_of
 
 ANSWER = list(range(100, 200))
 

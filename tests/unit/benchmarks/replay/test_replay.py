@@ -78,7 +78,7 @@ async def test_the_rounds_of_a_replay_over_http(monkeypatch):
     assert sorted(body["prompt"] for body in sent[0]) == sorted(body["prompt"] for body in sent[1])
     assert len(sent[0]) == 3
     assert "speculative_prefill" not in sent[0][0]
-    assert sent[1][0]["speculative_prefill"] == {"keep_rate": 0.2, "score_queries": "look_ahead"}
+    assert sent[1][0]["speculative_prefill"] == {"keep_rate": 0.2}
 
 
 def test_a_target_that_could_not_hold_the_longest_prompt_is_refused_before_anything_starts():

@@ -141,7 +141,7 @@ async def test_a_result_is_measured_once(tmp_path):
 
 RESULT = {
     "prompts": 3,
-    "selection": {"keep_rate": "auto", "coverage": 0.6, "score_queries": "question"},
+    "selection": {"keep_rate": "auto", "coverage": 0.6, "layers": "last4"},
 }
 
 
@@ -155,7 +155,7 @@ def test_the_file_is_one_that_serve_reads(tmp_path):
     write_config(before, "/models/big", "/models/small", RESULT, after)
     config = load_config(after)
     assert (config.selection.keep_rate, config.selection.coverage, config.selection.max_keep) == ("auto", 0.6, 0.4)
-    assert config.selection.score_queries == "question"
+    assert config.selection.layers == "last4"
     assert (config.router.port, config.target.replicas) == (9000, 2)
 
 

@@ -30,7 +30,7 @@ def test_a_plain_request_is_speculative():
         ({"compressible_tokens": 0}, {}, "all-protected"),
         ({"no_task": True}, {"selector": "lexical"}, "no-task"),
         ({"no_task": True}, {"scoring": "heads"}, "no-task"),
-        ({"no_task": True}, {"look_ahead": 0, "score_queries": "question"}, "no-task"),
+        ({"no_task": True}, {"look_ahead": 0}, "no-task"),
     ],
 )
 def test_each_reason_for_a_dense_run(traits, options, reason):

@@ -151,7 +151,7 @@ def test_a_wrong_string_in_the_header_is_refused_by_name(header):
         ("chunk_size", 0, "should be greater than or equal to 1"),
         ("layers", "last2", "should be 'all', 'last_half', 'last4' or 'last1'"),
         ("aggregation", 3, "should be 'max' or 'head_max_layer_mean'"),
-        ("score_queries", "last", "should be 'look_ahead', 'question' or 'both'"),
+        ("granularity", "last", "should be 'text', 'chunk' or 'token'"),
         ("granularity", "word", "should be 'text', 'chunk' or 'token'"),
         ("protect_last", 0, "should be greater than or equal to 1"),
         ("min_prompt_tokens", 0, "should be greater than or equal to 1"),

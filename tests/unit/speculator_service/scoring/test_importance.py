@@ -21,11 +21,8 @@ def aggregate_of(per_layer, aggregation):
     return aggregate
 
 
-def naive_importance(queries, keys, scale, kernel, aggregation, valid, *, soft_cap=0.0, sinks=None, visible=None):
-    """The paper's scoring in plain loops. queries: [L, S, H, D], keys: [L, G, M, D], valid: bools [S], sinks: [H].
-
-    visible: the number of keys that each step sees, [S]; None: all M.
-    """
+def naive_importance(queries, keys, scale, kernel, aggregation, valid, *, soft_cap=0.0, sinks=None):
+    """The paper's scoring in plain loops. queries: [L, S, H, D], keys: [L, G, M, D], valid: bools [S], sinks: [H]."""
     layers, steps, heads, _ = queries.shape
     _, kv_heads, prompt, _ = keys.shape
     importance = [0.0] * prompt
@@ -36,8 +33,7 @@ def naive_importance(queries, keys, scale, kernel, aggregation, valid, *, soft_c
             head_max = [0.0] * prompt
             for h in range(heads):
                 group = h // (heads // kv_heads)
-                seen = prompt if visible is None else int(visible[s])
-                dots = [float(queries[layer, s, h] @ keys[layer, group, m]) * scale for m in range(seen)]
+                dots = [float(queries[layer, s, h] @ keys[layer, group, m]) * scale for m in range(prompt)]
                 if soft_cap:
                     dots = [soft_cap * math.tanh(d / soft_cap) for d in dots]
                 others = [] if sinks is None else [float(sinks[h])]
@@ -45,7 +41,7 @@ def naive_importance(queries, keys, scale, kernel, aggregation, valid, *, soft_c
                 exp = [math.exp(d - top) for d in dots]
                 weights = [e / (sum(exp) + sum(math.exp(o - top) for o in others)) for e in exp]
                 for m in range(prompt):
-                    window = range(max(0, m - kernel // 2), min(seen, m + kernel // 2 + 1))
+                    window = range(max(0, m - kernel // 2), min(prompt, m + kernel // 2 + 1))
                     head_max[m] = max(head_max[m], sum(weights[w] for w in window) / kernel)
             per_layer.append(head_max)
         for m in range(prompt):
@@ -74,23 +70,6 @@ def test_equals_the_naive_loops(problem, kernel, aggregation):
     importance = aggregate_of(scores, aggregation).importance(valid)
     expected = naive_importance(queries, keys, scale, kernel, aggregation, valid)
     torch.testing.assert_close(importance, expected, atol=1e-6, rtol=1e-5)
-
-
-@given(attention(), st.sampled_from([1, 3, 13]), st.integers(0, 2**31), st.booleans())
-def test_a_step_inside_the_prompt_sees_the_keys_up_to_itself(problem, kernel, seed, has_sinks):
-    queries, keys, valid = problem
-    visible = torch.randint(1, keys.shape[2] + 1, (queries.shape[1],), generator=torch.Generator().manual_seed(seed))
-    sinks = torch.linspace(-3, 3, queries.shape[2]) if has_sinks else None
-    scores = [layer_scores(q, k, 0.5, kernel, sinks=sinks, visible=visible) for q, k in zip(queries, keys, strict=True)]
-    importance = aggregate_of(scores, "max").importance(valid)
-    expected = naive_importance(queries, keys, 0.5, kernel, "max", valid, sinks=sinks, visible=visible)
-    torch.testing.assert_close(importance, expected, atol=1e-6, rtol=1e-5)
-
-
-def test_control_without_the_mask_later_keys_would_count():
-    queries, keys, visible = torch.ones(1, 2, 4), torch.ones(2, 10, 4), torch.tensor([5])
-    assert layer_scores(queries, keys, 1.0, 1, visible=visible)[0].tolist() == pytest.approx([0.2] * 5 + [0.0] * 5)
-    assert layer_scores(queries, keys, 1.0, 1)[0].tolist() == pytest.approx([0.1] * 10)
 
 
 def test_the_total_of_groups_of_steps_is_that_of_all():

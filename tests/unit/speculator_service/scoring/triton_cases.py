@@ -49,7 +49,6 @@ class Case:
     tiling: Tiling = SMALL
     soft_cap: float = 0.0
     has_sinks: bool = False
-    visible: tuple[int, ...] | None = None
 
     def sinks(self) -> torch.Tensor | None:
         """Random sinks [layers, heads], if there are any."""
@@ -73,21 +72,17 @@ CASES = {
     "bfloat16": Case(dtype="bfloat16"),
     "soft cap": Case(soft_cap=2.0),
     "sinks": Case(heads=6, has_sinks=True, steps=9, prompt=70),
-    "rows of a question": Case(steps=5, prompt=101, visible=(1, 31, 33, 64, 101)),
-    "rows of a question, sinks": Case(steps=3, prompt=160, visible=(150, 151, 160), has_sinks=True),
-    "rows of a question and look-ahead": Case(
-        steps=20, prompt=70, visible=(*range(41, 60), 70), aggregation="head_max_layer_mean"
-    ),
+    "many steps, a row per layer": Case(steps=20, prompt=70, aggregation="head_max_layer_mean"),
     "soft cap, sinks, a row per layer": Case(soft_cap=1.0, has_sinks=True, aggregation="head_max_layer_mean"),
 }
 
 
 def tables(
-    case: Case, *, swapped: bool = False, missing: bool = False, plain: bool = False, blind: bool = False
+    case: Case, *, swapped: bool = False, missing: bool = False, plain: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The table of the reference and of the kernels.
 
-    blind: the kernels do not know which keys a step sees. swapped: exchange two blocks. missing: step 1's query is NaN.
+    swapped: exchange two blocks. missing: step 1's query is NaN.
     plain: the kernels get neither soft cap nor sinks.
     """
     dtype, generator = getattr(torch, case.dtype), torch.Generator().manual_seed(case.prompt)
@@ -100,19 +95,17 @@ def tables(
     )
     caches, blocks = [layer.pages.cache for layer in keys], keys[0].blocks.int()
     scale, sinks = case.size**-0.5, case.sinks()
-    visible = None if case.visible is None else torch.tensor(case.visible)
     expected, fused = (
         Aggregate(case.aggregation, num_layers=case.layers, steps=case.steps, prompt=case.prompt) for _ in range(2)
     )
     for layer, of_layer in enumerate(keys):
-        own = {"soft_cap": case.soft_cap, "sinks": None if sinks is None else sinks[layer], "visible": visible}
+        own = {"soft_cap": case.soft_cap, "sinks": None if sinks is None else sinks[layer]}
         expected.add(layer_scores(queries[layer], of_layer.whole(), scale, case.pool, **own))
     if swapped:
         blocks[[0, 1]] = blocks[[1, 0]]
     assert supports(caches, case.pool, case.tiling)
     formula = {} if plain else {"soft_cap": case.soft_cap, "sinks": sinks}
-    seen = None if blind else visible
-    fill_table(fused.table, queries, caches, blocks, scale, case.pool, case.tiling, visible=seen, **formula)
+    fill_table(fused.table, queries, caches, blocks, scale, case.pool, case.tiling, **formula)
     return expected.table, fused.table
 
 
@@ -178,7 +171,8 @@ MASS_CASES = {
 
 
 def masses(case: MassCase, *, missing: bool = False, blind: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weighted mass by torch and by the kernels. blind, missing: as in `tables`."""
+    """The weighted mass by torch and by the kernels. missing: as in `tables`. blind: the kernels do not know which
+    keys a query sees."""
     dtype, generator, size = getattr(torch, case.dtype), torch.Generator().manual_seed(case.prompt), 16
     keys = random_keys(len(case.kv_heads), prompt=case.prompt, block=case.block, size=size, dtype=dtype)
     steps = case.rows + 1
@@ -209,7 +203,6 @@ def main() -> None:
     narrow, wide = (tables(replace(CASES["odd length"], pool=pool)) for pool in (1, 13))
     told["pool left out"] = difference(wide[0], narrow[1])
     told["plain"] = [difference(*tables(CASES[name], plain=True)) for name in ("soft cap", "sinks")]
-    told["blind"] = difference(*tables(CASES["rows of a question"], blind=True))
     expected, found = tables(CASES["odd length"], missing=True)
     told["missing"] = [t.isnan().all(-1).flatten().tolist() for t in (expected, found)]
     told["rest of missing"] = difference(expected[:, [0, 2]], found[:, [0, 2]])

@@ -91,7 +91,7 @@ async def test_the_question_is_the_same_text_in_the_speculator_s_tokens(engine, 
         return await MockSpeculator.score(mock, request)
 
     monkeypatch.setattr(mock, "score", score)
-    options = SelectionOptions(score_queries="question")
+    options = SelectionOptions(scoring="heads")
     start, end = 10, 25
     await engine.score(ScoreRequest("r", prompt, options, questions=((start, end),)))
     await engine.score(ScoreRequest("r", prompt, options))

@@ -11,6 +11,7 @@ from kv_transfer.options import DecodeOptions
 from target_service.drafting.drafted_requests import AnswerRow, DraftedRequest, DraftedRequests
 from target_service.drafting.settings import (
     DRAFTING,
+    Q_TOP,
     DraftSettings,
     draft_settings,
     encode_settings,
@@ -41,11 +42,11 @@ def begun(requests: DraftedRequests, name: str = "r", **changed: object) -> Draf
 
 def test_settings_travel() -> None:
     prompt = KeptPrompt(ids(1, 2), ids(0, 4), 9, ids(5, 6), SessionHandle("a:1", "s"))
-    decode = DecodeOptions(max_draft_tokens=3, adaptive=False, q_top=7)
+    decode = DecodeOptions(max_draft_tokens=3, adaptive=False)
     sent = {DRAFTING: encode_settings(GenerateRequest("r", prompt, decode=decode))}
     read = draft_settings(sent)
     assert read is not None
-    assert (read.max_drafts, read.adaptive, read.q_top) == (3, False, 7)
+    assert (read.max_drafts, read.adaptive, read.q_top) == (3, False, Q_TOP)
     assert read.session is not None
     assert (read.session.address, read.session.id) == ("a:1", "s")
     assert read.look_ahead.tolist() == [5, 6]

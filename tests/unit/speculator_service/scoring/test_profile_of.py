@@ -1,18 +1,14 @@
-"""Which head profile a speculator has, and what its worker is told."""
+"""Which head profile a speculator has."""
 
 import shutil
 
 import pytest
 
-from kv_transfer.options import SelectionOptions
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model
-from speculator_service.scoring.heads import Head, HeadProfile, save, saved_file
-from speculator_service.vllm_backend.score_arguments import ScoreArguments, profile_of
+from speculator_service.scoring.heads import Head, HeadProfile, profile_of, save, saved_file
 from tests.unit.conftest import MODELS
-
-HEADS = SelectionOptions(scoring="heads", look_ahead=8)
 
 
 def profile(fingerprint="", **changes):
@@ -58,33 +54,3 @@ def test_a_model_without_a_fingerprint_has_no_profile(tmp_path):
     assert profile_of(model, None) is None
     with pytest.raises(ModelError, match="has no fingerprint"):
         profile_of(model, str(tmp_path / "profile.json"))
-
-
-def test_the_worker_is_told_heads_or_layers():
-    arguments = ScoreArguments("m", profile())
-    by_heads = arguments.of(HEADS, 100, [(40, 50)])
-    assert by_heads == {
-        "heads": [(1, 0, 2.0)],
-        "question": 1.0,
-        "last": 1.0,
-        "apart": False,
-        "look_ahead": 0,
-        "rows": [(40, 50)],
-        "steps": 1,
-    }
-    by_attention = arguments.of(SelectionOptions(look_ahead=3), 100, [(40, 50)])
-    assert by_attention == {
-        "layers": "last_half",
-        "aggregation": "max",
-        "look_ahead": 3,
-        "rows": [],
-        "steps": 4,
-    }
-    assert ScoreArguments("m", profile(question=0.0)).of(HEADS, 100, [(40, 50)])["rows"] == []
-
-
-def test_without_a_profile_attention_takes_the_place_of_heads():
-    arguments = ScoreArguments("m", None)
-    assert arguments.possible(HEADS) == HEADS.model_copy(update={"scoring": "attention"})
-    assert arguments.possible(HEADS).tokens_ahead == 8
-    assert ScoreArguments("m", profile()).possible(HEADS) == HEADS
