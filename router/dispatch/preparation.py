@@ -55,7 +55,7 @@ class Preparation:
         record_speeds(self._meter, self._forecaster.speeds())  # here they are fitted anyway
         affinity = ""
         if self._keys:
-            affinity = self._keys.key(rendered.token_ids, spans.opening, salt, hashes=forecast.hashes)
+            affinity = self._keys.key(rendered.token_ids, forecast.hashes, spans.opening, salt)
         decode = request.decode_for(prompt.sampling)
         return Prepared(
             prompt, request_id, options, decode, spans, ruled, guarded, needs_whole_text, forecast, affinity

@@ -22,11 +22,10 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
 from cachetools import LRUCache
 
-from kv_transfer.prefix_hash import block_hashes, prefix_hash
+from kv_transfer.messages import Int32Array
+from kv_transfer.prefix_hash import prefix_hash
 from router.decision.cache_ledger import BLOCK_TOKENS
 
 Replica = TypeVar("Replica", bound=Hashable)
@@ -47,28 +46,19 @@ class PrefixKeys:
     def __init__(self, capacity: int = 16384) -> None:
         self._continuations: LRUCache[bytes, set[bytes]] = LRUCache(capacity)
 
-    def key(
-        self,
-        token_ids: npt.ArrayLike,
-        opening: int = 0,
-        salt: str | None = None,
-        *,
-        hashes: Sequence[bytes] | None = None,
-    ) -> str:
+    def key(self, token_ids: Int32Array, hashes: Sequence[bytes], opening: int = 0, salt: str | None = None) -> str:
         """The key of a prompt, in hex.
 
-        token_ids: integers [M]. opening: as in `PromptSpans`. salt: prompts with different salts share no cache, so
-        their keys differ. hashes: of the prompt's blocks of BLOCK_TOKENS, if they are known.
+        token_ids: int32 [M]. hashes: of its blocks of BLOCK_TOKENS. opening: as in `PromptSpans`. salt: prompts with
+        different salts share no cache, so their keys differ.
         """
-        ids = np.asarray(token_ids, np.int32)
         first = -(-opening // BLOCK_TOKENS) + WINDOW_BLOCKS
-        if ids.size < first * BLOCK_TOKENS:
-            return prefix_hash(ids, salt).hex()
-        blocks = block_hashes(ids, BLOCK_TOKENS, salt) if hashes is None else hashes
-        windows = blocks[first - 1 :: WINDOW_BLOCKS]
+        if token_ids.size < first * BLOCK_TOKENS:
+            return prefix_hash(token_ids, salt).hex()
+        windows = hashes[first - 1 :: WINDOW_BLOCKS]
         depth = 0
         for i, (prefix, longer) in enumerate(pairwise(windows)):
-            if ids.size < 2 * BLOCK_TOKENS * (first + i * WINDOW_BLOCKS):
+            if token_ids.size < 2 * BLOCK_TOKENS * (first + i * WINDOW_BLOCKS):
                 break
             if self._learn(prefix, longer):
                 depth = i + 1

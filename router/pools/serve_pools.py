@@ -37,10 +37,9 @@ from kv_transfer.reply_pieces import PieceJoiner
 from router.admission.intake_lock import IntakeLock
 from router.pools.affinity_router import by_prefix, where
 from router.pools.answer_record import AnswerRecord
-from router.pools.availability import PoolDownError, PoolStates
+from router.pools.availability import ColdStart, PoolDownError, PoolStates
 from router.pools.interface import Admitted, Problem, unwatched
 from router.pools.migration import ReplicaLostError, migrate
-from router.pools.wake_up import ColdStart
 from skim_common.errors import (
     DeadlineError,
     EngineUnavailableError,

@@ -35,6 +35,7 @@ MAY_STAY = {
     ),
     *("protected_spans.PromptSpans.protected_tokens", "protected_spans.tokens_touched_by_each"),
     "protected_spans.char_ranges",
+    "rendered.RenderedPrompt.message_spans",
 }
 """Functions that look at the form of messages, at numbers, or at a text that no client sends, and one search."""
 

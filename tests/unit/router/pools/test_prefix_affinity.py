@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,12 @@ def text(name, tokens):
 SYSTEM = text("system", 700)
 
 
+def key_of(keys, prompt, opening=0, salt=None):
+    """The key of a prompt with the hashes of its blocks."""
+    ids = np.array(prompt, np.int32)
+    return keys.key(ids, block_hashes(ids, BLOCK_TOKENS, salt), opening, salt)
+
+
 @given(st.integers(0, 900), st.lists(st.integers(1, 3000), min_size=2, max_size=6), st.integers(0, 5))
 def test_all_turns_of_a_conversation_have_one_key_on_every_router(opening, turns, seed):
     """From the first turn that goes a window past the opening; a shorter one has little to be found again."""
@@ -30,9 +37,8 @@ def test_all_turns_of_a_conversation_have_one_key_on_every_router(opening, turns
     for i, tokens in enumerate(turns):
         prompt = prompt + text(f"{seed} {i}", tokens)
         if len(prompt) >= opening + WINDOW + BLOCK_TOKENS:
-            keys.append(PrefixKeys().key(prompt, opening))
-            keys.append(PrefixKeys().key(prompt[: len(prompt) - 1], opening))
-            keys.append(PrefixKeys().key(prompt, opening, hashes=block_hashes(prompt, BLOCK_TOKENS)))
+            keys.append(key_of(PrefixKeys(), prompt, opening))
+            keys.append(key_of(PrefixKeys(), prompt[: len(prompt) - 1], opening))
     assert len(set(keys)) <= 1
 
 
@@ -40,7 +46,7 @@ def test_questions_about_one_document_have_one_key_and_documents_have_their_own(
     routers = [PrefixKeys(), PrefixKeys()]
     keys = {
         document: {
-            routers[question % 2].key(SYSTEM + text(document, 5000) + text(f"q{question}", 40), len(SYSTEM))
+            key_of(routers[question % 2], SYSTEM + text(document, 5000) + text(f"q{question}", 40), len(SYSTEM))
             for question in range(3 * BRANCHES)
         }
         for document in ("a", "b", "c")
@@ -51,16 +57,17 @@ def test_questions_about_one_document_have_one_key_and_documents_have_their_own(
 
 def test_one_system_prompt_does_not_send_everybody_to_one_replica():
     homes = Counter(
-        ranked(PrefixKeys().key(SYSTEM + text(f"user {user}", 2000), len(SYSTEM)), REPLICAS)[0] for user in range(400)
+        ranked(key_of(PrefixKeys(), SYSTEM + text(f"user {user}", 2000), len(SYSTEM)), REPLICAS)[0]
+        for user in range(400)
     )
     assert set(homes) == set(REPLICAS)
     assert max(homes.values()) < 150
     # Negative control: without the length of the opening, its first window makes the key.
-    assert len({PrefixKeys().key(SYSTEM + text(f"user {user}", 2000)) for user in range(BRANCHES)}) == 1
+    assert len({key_of(PrefixKeys(), SYSTEM + text(f"user {user}", 2000)) for user in range(BRANCHES)}) == 1
 
 
 def test_short_prompts_under_one_system_prompt_spread_too():
-    assert len({PrefixKeys().key(SYSTEM + text(f"user {user}", 20), len(SYSTEM)) for user in range(50)}) == 50
+    assert len({key_of(PrefixKeys(), SYSTEM + text(f"user {user}", 20), len(SYSTEM)) for user in range(50)}) == 50
 
 
 def test_a_repeated_preamble_is_learned_and_then_told_apart_by_every_router():
@@ -69,24 +76,24 @@ def test_a_repeated_preamble_is_learned_and_then_told_apart_by_every_router():
     prompts = [preamble + text(f"document {i}", 3000) for i in range(40)]
     routers = [PrefixKeys(), PrefixKeys(), PrefixKeys()]
     for router in routers:
-        first = [router.key(prompt) for prompt in random.Random(str(id(router))).sample(prompts, 20)]
+        first = [key_of(router, prompt) for prompt in random.Random(str(id(router))).sample(prompts, 20)]
         assert len(set(first)) > 1
-    keys = [{router.key(prompt) for router in routers} for prompt in prompts]
+    keys = [{key_of(router, prompt) for router in routers} for prompt in prompts]
     assert all(len(of_prompt) == 1 for of_prompt in keys)
     assert len(set.union(*keys)) == len(prompts)
-    questions = {routers[0].key(prompts[0] + text(f"q{i}", 30)) for i in range(20)}
+    questions = {key_of(routers[0], prompts[0] + text(f"q{i}", 30)) for i in range(20)}
     assert questions == keys[0]
 
 
 def test_salts_have_keys_of_their_own():
     prompt = text("document", 3000)
-    assert len({PrefixKeys().key(prompt, 0, salt) for salt in (None, "a", "b")}) == 3
+    assert len({key_of(PrefixKeys(), prompt, 0, salt) for salt in (None, "a", "b")}) == 3
 
 
 def test_old_prefixes_are_forgotten():
     keys = PrefixKeys(capacity=100)
     for i in range(50):
-        keys.key(text(f"{i}", 8000))
+        key_of(keys, text(f"{i}", 8000))
     assert len(keys._continuations) == 100
 
 

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import weakref
 
-from router.pools.wake_up import ColdStart
+from router.pools.availability import ColdStart
 from tests.unit.router.conftest import until
 from tests.unit.router.serve_handles import FOREVER, Handle, Reply, died
 
