@@ -19,8 +19,7 @@ from kv_transfer.codec import decode, encode
 from kv_transfer.messages import ACCEPTED, GenerateRequest
 from kv_transfer.reply_pieces import pieces
 from skim_common.deadline import Deadline
-from target_service.engine import TargetEngine
-from target_service.factory import create_engine
+from target_service.engine import TargetEngine, create_engine
 from target_service.joined_outputs import joined
 from target_service.start_probe import CANDIDATES, find_failure
 

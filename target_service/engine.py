@@ -1,10 +1,11 @@
-"""The small interface that every target engine implements: vLLM, and classes that a deployment names."""
+"""The interface of every target engine, and the start of one by name."""
 
-from collections.abc import AsyncGenerator
-from typing import Protocol
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Protocol
 
 from kv_transfer.engine import Engine
 from kv_transfer.messages import GenerateOutput, GenerateRequest
+from skim_common.engine_options import check_option_names, engine_class
 
 
 class TargetEngine(Engine, Protocol):
@@ -21,3 +22,25 @@ class TargetEngine(Engine, Protocol):
         engine survives. Raises EngineUnavailableError if the engine is dead.
         """
         ...
+
+
+NAMED = {
+    "vllm": "target_service.vllm_backend.engine:VllmTarget",
+    "mock": "benchmarks.mock_engines.target:MockTarget",
+}
+"""Short names of engine classes."""
+
+
+def create_engine(
+    kind: str, model: str, *, tensor_parallel: int = 1, options: Mapping[str, Any] | None = None
+) -> TargetEngine:
+    """Start an engine. kind: vllm, mock, or a subclass of TargetEngine as `package.module:Class`, which is called with
+    the model, `tensor_parallel` and these options.
+
+    Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind or option.
+    """
+    options = dict(options or {})
+    chosen = engine_class(kind, NAMED, TargetEngine, "target")
+    check_option_names(chosen, options, f"{kind} target")
+    engine: TargetEngine = chosen(model, tensor_parallel=tensor_parallel, **options)
+    return engine

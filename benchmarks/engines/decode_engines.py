@@ -26,7 +26,7 @@ from skim_common.environment import CORES, with_environment
 from skim_common.models.source import local_folder
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.factory import create_engine as create_speculator
-from target_service.factory import create_engine as create_target
+from target_service.engine import create_engine as create_target
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
-from target_service.drafting.acceptance import expected_tokens
+from target_service.drafting.counts import expected_tokens
 
 COMPUTED = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 

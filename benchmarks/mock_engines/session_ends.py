@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from kv_transfer.messages import KeptPrompt
 from target_service.drafting.exchange import Client, DraftExchange
-from target_service.drafting.target_session import TargetSession
+from target_service.drafting.session import TargetSession
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,9 @@ from cluster.config.without_effect import settings_without_effect
 from kv_transfer.options import DecodeOptions
 from router.options.policies import PolicyOptions
 from router.options.settings import File, RouterConfig
-from skim_common.errors import SkimError
-from target_service.drafting.stages import check_stages
+
+WITH_STAGES = ("none", "eagle", "mtp")
+"""Decode methods of vLLM 0.29's V2 model runner, which supports pipeline stages. By reading, except none."""
 
 
 def _collector(endpoint: str) -> str:
@@ -142,11 +143,20 @@ class DeploymentConfig(BaseModel):
                 " prompt whole, so one that is larger than a node would save nothing; choose a smaller model"
             )
         if self.target.engine == "vllm":
-            try:
-                check_stages(self.decode.method, self.target.pipeline_parallel)
-            except SkimError as error:
-                raise ValueError(str(error)) from None
+            self._check_stages()
         return self
+
+    def _check_stages(self) -> None:
+        """Other methods run in vLLM's V1 model runner, whose earlier stages stop at their first step: there
+        GPUModelRunner._build_attention_metadata reads `drafter`, which only the last stage has (run with ngram on CPU).
+        """
+        stages, method = self.target.pipeline_parallel, self.decode.method
+        if stages > 1 and method not in WITH_STAGES:
+            raise ValueError(
+                f"decode.method {method} does not work with pipeline_parallel {stages}: with pipeline stages vLLM"
+                f" drafts only by {' or '.join(WITH_STAGES[1:])}; set decode.method to none, or tensor_parallel to all"
+                " ranks"
+            )
 
     @model_validator(mode="after")
     def _every_setting_has_an_effect(self) -> Self:

@@ -83,9 +83,9 @@ class AsyncPair:
         are in the speculator's own.
         Raises ModelError for models that cannot be used or do not fit, SkimError for an engine that does not start.
         """
-        from speculator_service import factory as speculator_factory
+        from speculator_service.factory import create_engine as create_speculator
         from speculator_service.translation.engine import translated, translation_for
-        from target_service import factory as target_factory
+        from target_service.engine import create_engine as create_target
 
         self._model = target.model if target is not None else reads_for or (speculator.model if speculator else None)
         translation = None
@@ -100,10 +100,10 @@ class AsyncPair:
         self._numbers = count()
         try:
             if speculator is not None:
-                self._own = speculator.start(speculator_factory.create_engine), speculator.model, translation
+                self._own = speculator.start(create_speculator), speculator.model, translation
                 self._speculator = translated(self._own[0], translation)
             if target is not None:
-                self._target = target.start(target_factory.create_engine)
+                self._target = target.start(create_target)
         except BaseException:
             if self._speculator is not None:
                 self._speculator.close()

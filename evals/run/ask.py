@@ -264,7 +264,7 @@ def _extra_args(case: Case) -> Mapping[str, Any]:
 
 
 def _create_wrong_origin(kind: str, model: str, *, tensor_parallel: int, options: Mapping[str, Any]) -> Any:
-    """A vLLM target that can decode from a wrong origin; arguments as `target_service.factory.create_engine`."""
+    """A vLLM target that can decode from a wrong origin; arguments as `target_service.engine.create_engine`."""
     from evals.run.wrong_origin import WrongOriginTarget
 
     return WrongOriginTarget(model, tensor_parallel=tensor_parallel, **options)

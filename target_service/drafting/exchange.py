@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
-from target_service.drafting.target_session import Proposal, TargetSession, checked_proposal
+from target_service.drafting.session import Proposal, TargetSession, checked_proposal
 
 FALLBACKS = ("timeout", "unreachable", "breaker", "broken", "no_draft")
 

@@ -27,9 +27,9 @@ from target_service.drafting.settings import DRAFTING, encode_settings
 from target_service.engine import TargetEngine
 from target_service.vllm_backend.continued_answers import ANSWERED, continue_outputs
 from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
+from target_service.vllm_backend.logits_processors import TargetSamplingParams
 from target_service.vllm_backend.outputs import SCORING, generate_output, has_failed, last_scores
-from target_service.vllm_backend.speculation.decode_stats import DecodeCounts
-from target_service.vllm_backend.speculation.methods import TargetSamplingParams, checked_decode, speculation_options
+from target_service.vllm_backend.speculation.config import DecodeCounts, checked_decode, speculation_options
 from target_service.vllm_backend.start import find_stat_logger, start_engine
 from vllm_hooks.adapters import adapters_of, load_adapters, lora_options
 from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens

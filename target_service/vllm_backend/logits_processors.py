@@ -10,9 +10,31 @@ stays exact. The V2 runner has both parameters in its own sampler.
 from typing import Any
 
 import torch
+from vllm import envs
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
 from vllm.utils.platform_utils import is_pin_memory_available
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinPLogitsProcessor
+
+
+class TargetSamplingParams(SamplingParams):
+    """vLLM's class, without its refusal of min_p and logit_bias on engines that speculate.
+
+    `apply_to_drafts` applies both there.
+    """
+
+    def _validate_spec_decode(self, speculative_config: Any) -> None:
+        pass
+
+    def update_from_tokenizer(self, tokenizer: Any) -> None:
+        """As vLLM's, which checks the number of bad words. Its sampler on GPUs bounds their tokens, too."""
+        super().update_from_tokenizer(tokenizer)
+        tokens, most = sum(map(len, self.bad_words_token_ids or ())), envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
+        if tokens > most:
+            raise VLLMValidationError(
+                f"bad_words has {tokens} tokens, but the limit is {most}; leave some out", parameter="bad_words"
+            )
 
 
 def apply_to_drafts(runner: Any) -> None:

@@ -11,7 +11,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from target_service.drafting.settings import max_drafts, may_draft
 from target_service.vllm_backend.continued_answers import ContinuedAnswers
-from target_service.vllm_backend.speculation.draft_report import REPORT, DraftReport
+from target_service.vllm_backend.speculation.remote_drafts import REPORT, DraftReport
 from vllm_hooks.block_hash import PositionHashing
 
 

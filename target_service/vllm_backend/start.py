@@ -13,7 +13,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.info import longrope_original
-from target_service.vllm_backend.speculation.remote_config import remote_drafts_config
+from target_service.vllm_backend.speculation.config import remote_drafts_config
 from vllm_hooks.engine import check_options, engine_config, start
 
 NEEDS_A_GPU = ("ngram_gpu", "dspark")

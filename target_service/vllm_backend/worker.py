@@ -16,8 +16,8 @@ from target_service.vllm_backend.cpu_workarounds import (
 )
 from target_service.vllm_backend.kv_connector import read_from_one_thread
 from target_service.vllm_backend.logits_processors import apply_to_drafts
-from target_service.vllm_backend.speculation.draft_report import REPORT
 from target_service.vllm_backend.speculation.proposer import RemoteProposer
+from target_service.vllm_backend.speculation.remote_drafts import REPORT
 from target_service.vllm_backend.speculation.remote_speculator import RemoteSpeculator, remote_speculator
 from vllm_hooks.worker import RestoringWorker
 

@@ -10,10 +10,26 @@ from typing import Any, NamedTuple
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.draft_channel.client import connecting
-from target_service.drafting.drafted_requests import AnswerRow, DraftedRequests
 from target_service.drafting.exchange import DraftExchange, ProposalRequest
+from target_service.drafting.requests import AnswerRow, DraftedRequests
+from target_service.drafting.session import Proposal
 from target_service.drafting.settings import draft_settings
-from target_service.drafting.target_session import Proposal
+
+REPORT = "skim_draft_report"
+"""Attribute of ModelRunnerOutput with the DraftReport of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReport:
+    """From the worker to the scheduler, by request id.
+
+    verified: drafts that the step verified, without masked places. wanted: places to reserve in the step after the
+    next one.
+    """
+
+    verified: dict[str, int]
+    wanted: dict[str, int]
+
 
 CHANNEL = "skim_draft_channel"
 """Key in VllmConfig.additional_config: the argument of `connecting`."""

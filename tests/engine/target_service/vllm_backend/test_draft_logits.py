@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from target_service.drafting.target_session import Proposal, one_hot
-from target_service.vllm_backend.speculation.draft_logits import DraftLogits
+from target_service.drafting.session import Proposal, one_hot
+from target_service.vllm_backend.speculation.remote_speculator import DraftLogits
 
 REQUESTS, MOST, VOCABULARY = 3, 2, 6
 

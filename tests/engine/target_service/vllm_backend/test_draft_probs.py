@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from target_service.drafting.target_session import Proposal, one_hot
-from target_service.vllm_backend.speculation import draft_probs
-from target_service.vllm_backend.speculation.draft_probs import DraftDistributions
+from target_service.drafting.session import Proposal, one_hot
+from target_service.vllm_backend.speculation import proposer
+from target_service.vllm_backend.speculation.proposer import DraftDistributions
 
 VOCABULARY = 6
 
@@ -42,8 +42,8 @@ def test_drafts_that_are_not_those_proposed_are_certain() -> None:
 
 def test_all_requests_together_need_two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = []
-    copy = draft_probs.async_tensor_h2d
-    monkeypatch.setattr(draft_probs, "async_tensor_h2d", lambda *args: copies.append(args) or copy(*args))
+    copy = proposer.async_tensor_h2d
+    monkeypatch.setattr(proposer, "async_tensor_h2d", lambda *args: copies.append(args) or copy(*args))
     a = Proposal(np.array([2], np.int32), np.array([[2, 4]], np.int32), np.array([[0.75, 0.25]], np.float32))
     ids = np.array([[1, 3, 5], [0, 1, 2]], np.int32)
     q = np.array([[0.5, 0.25, 0.25], [0.125, 0.25, 0.625]], np.float32)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from target_service.drafting.target_session import one_hot
+from target_service.drafting.session import one_hot
 from target_service.vllm_backend.speculation import remote_speculator
 from target_service.vllm_backend.speculation.remote_speculator import RemoteSpeculator
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skim_common.errors import ModelError, SkimError
-from target_service.factory import create_engine
+from target_service.engine import create_engine
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.cases import build_target, engine_options
 

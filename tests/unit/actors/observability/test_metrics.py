@@ -13,10 +13,10 @@ from actors.observability.metrics import PROCESS, ProcessMeter, pool_families
 from kv_transfer.draft_channel.client import DraftClient
 from speculator_service.drafting.drafter import Counters
 from speculator_service.service import RecordCounts
-from target_service.drafting.drafted_requests import DraftedRequests
 from target_service.drafting.exchange import DraftExchange
+from target_service.drafting.requests import DraftedRequests
 from target_service.vllm_backend.kv_connector import TransferCounts
-from target_service.vllm_backend.speculation.decode_stats import DecodeCounts
+from target_service.vllm_backend.speculation.config import DecodeCounts
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "observability.md"
 SPECULATOR = {

@@ -13,7 +13,7 @@ from benchmarks.mock_engines.target import MockTarget, mock_tokens
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, SessionHandle
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
-from target_service.factory import create_engine
+from target_service.engine import create_engine
 from tests.unit.kv_transfer.channel_peer import serving
 
 MODEL = str(Path(__file__).parents[4] / "demo_models" / "target")

@@ -13,8 +13,8 @@ from kv_transfer.options import DecodeOptions, SelectionOptions
 from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import SessionLimits
-from target_service.drafting.drafted_requests import AnswerRow, DraftedRequests
 from target_service.drafting.exchange import DraftExchange
+from target_service.drafting.requests import AnswerRow, DraftedRequests
 from target_service.drafting.settings import DraftSettings
 from tests.unit.speculator_service.drafting.draft_toys import PROMPT, ToyEngine, ids, row, settle
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from target_service.drafting.acceptance import FIRST_RATE, PositionAcceptance, expected_tokens
+from target_service.drafting.counts import FIRST_RATE, PositionAcceptance, expected_tokens
 
 
 def verified(

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from target_service.drafting.acceptance import PositionAcceptance
-from target_service.drafting.draft_count import PROBE_SHARE, REST, DraftCounts
-from target_service.drafting.step_costs import Line, StepCosts
+from target_service.drafting.counts import PROBE_SHARE, REST, DraftCounts, Line, PositionAcceptance, StepCosts
 
 MOST = 4
 

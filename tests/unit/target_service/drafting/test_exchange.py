@@ -6,7 +6,7 @@ import pytest
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest
 from kv_transfer.messages import SessionHandle
 from target_service.drafting.exchange import FORGET_AFTER_S, DraftExchange, ProposalRequest
-from target_service.drafting.target_session import TargetSession
+from target_service.drafting.session import TargetSession
 
 ANSWER = np.array([4, 5], np.int32)
 

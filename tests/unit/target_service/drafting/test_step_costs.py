@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from target_service.drafting.step_costs import Line, StepCosts
+from target_service.drafting.counts import Line, StepCosts
 
 SECONDS = st.floats(0, 10)
 

@@ -11,7 +11,7 @@ from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, check_answers
 from kv_transfer.messages import SessionHandle
 from skim_common.errors import WireError
-from target_service.drafting.target_session import Proposal, TargetSession, checked_proposal
+from target_service.drafting.session import Proposal, TargetSession, checked_proposal
 
 VOCABULARY = 20
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
-from target_service.drafting.drafted_requests import AnswerRow, DraftedRequest, DraftedRequests
+from target_service.drafting.counts import Line, StepCosts
+from target_service.drafting.requests import AnswerRow, DraftedRequest, DraftedRequests
 from target_service.drafting.settings import (
     DRAFTING,
     Q_TOP,
@@ -18,7 +19,6 @@ from target_service.drafting.settings import (
     max_drafts,
     may_draft,
 )
-from target_service.drafting.step_costs import Line, StepCosts
 
 PROMPT = KeptPrompt.dense([1, 2, 3])
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from vllm.config import CUDAGraphMode
 
-from target_service.vllm_backend.speculation.decode_graphs import capture_decode_steps
+from target_service.vllm_backend.speculation.graphs import capture_decode_steps
 from tests.reference.cuda_graphs import graph_manager
 
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128]

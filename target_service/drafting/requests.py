@@ -9,11 +9,10 @@ import numpy as np
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import UNDRAFTED
-from target_service.drafting.acceptance import PositionAcceptance
-from target_service.drafting.draft_count import DraftCounts
+from target_service.drafting.counts import DraftCounts, PositionAcceptance
 from target_service.drafting.exchange import ProposalRequest
+from target_service.drafting.session import Proposal, TargetSession, one_hot
 from target_service.drafting.settings import DraftSettings
-from target_service.drafting.target_session import Proposal, TargetSession, one_hot
 
 COUNTS = ("rounds", "drafts", "accepted", "look_ahead", "no_session", "no_draft")
 

@@ -1,0 +1,227 @@
+"""How many drafts each request of a batch gets, so that the batch decodes the most tokens per second.
+
+A request gains tokens by the acceptance of its drafts. The whole batch pays: all of its requests wait for the exchange
+with the drafters, and for a longer verification. So the counts of a step are chosen together:
+
+1. For each largest count K from 0 to the maximum: a request gets a draft, up to K, if the draft's expected tokens are
+   worth more than its share of the verification. This gives the tokens and the seconds of such a step.
+2. The K with the most tokens per second is used. K = 0 means no drafts; it is used if several are equal.
+3. Some steps use another K, to measure costs and acceptance again (probes). The time that they lose is estimated before
+   and measured afterwards. By these estimates, probes lose at most PROBE_SHARE of the decoding time.
+
+All costs and rates are measured in the running system.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Float64Array = npt.NDArray[np.float64]
+
+FIRST_RATE = 0.7
+"""The assumed rate at every position, until drafts were verified."""
+
+PRIOR_DRAFTS = 16.0
+"""The rates of all requests count as much as this number of a request's drafts, FIRST_RATE as a fourth of it."""
+
+DECAY = 0.97
+"""The weight that a request's earlier drafts keep when a draft is verified: about the last 33 drafts count.
+
+The drafts of all requests keep DECAY ** (1 / 4), so that chance does not stop drafts that pay.
+"""
+
+
+def expected_tokens(acceptance: float, drafts: int) -> float:
+    """E: expected tokens per verification if all positions have one rate, from 1 (no drafts) to drafts + 1.
+
+    arXiv 2211.17192, section 3.1.
+    """
+    return sum(acceptance**k for k in range(drafts + 1))
+
+
+class PositionAcceptance:
+    """For each position, the share of the drafts that were accepted when all drafts before them were accepted.
+
+    Positions differ: a drafter may be right about the next token and wrong about the third. A request has its own
+    rates. Its prior is the rates of all requests of the worker, whose prior is FIRST_RATE.
+    """
+
+    def __init__(self, most: int, prior: "PositionAcceptance | None" = None) -> None:
+        """most: number of positions. prior: is read whenever the rates are, so later changes of it count too."""
+        self._prior = prior
+        self._decay = DECAY if prior else DECAY**0.25
+        self._tried, self._accepted = np.zeros(most), np.zeros(most)
+
+    @property
+    def rates(self) -> Float64Array:
+        """float64 [most], in [0, 1]."""
+        prior, weight = (self._prior.rates, PRIOR_DRAFTS) if self._prior else (FIRST_RATE, PRIOR_DRAFTS / 4)
+        return np.asarray((self._accepted + weight * prior) / (self._tried + weight), np.float64)
+
+    @property
+    def expected(self) -> Float64Array:
+        """float64 [most]: the probability that a draft and all drafts before it are accepted; never increases.
+
+        The sum of the first K values is E - 1 (`expected_tokens`).
+        """
+        return np.cumprod(self.rates, dtype=np.float64)
+
+    def observe(self, drafts: int, accepted: int) -> None:
+        """Record a verification of `drafts` > 0 drafts. Drafts after the first rejected one do not count."""
+        tried = min(accepted + 1, drafts)
+        self._tried[:tried] = self._decay * self._tried[:tried] + 1
+        self._accepted[:tried] *= self._decay
+        self._accepted[:accepted] += 1
+
+
+WEIGHT = 0.1
+"""The weight of a new value. The first values weigh more, so that their mean is reached at once."""
+
+
+@dataclass(slots=True)
+class Line:
+    """base + slope * x, fitted to noisy values one at a time (normalised least mean squares). Both are >= 0.
+
+    A value at x = 0 changes the base only. So the slope is not forgotten while x stays 0. at_zero, elsewhere: number of
+    values at x = 0 and at x > 0.
+    """
+
+    base: float = 0.0
+    slope: float = 0.0
+    at_zero: int = 0
+    elsewhere: int = 0
+
+    def at(self, x: float) -> float:
+        return self.base + self.slope * x
+
+    def observe(self, x: float, value: float) -> None:
+        """Record a value >= 0 measured at x >= 0."""
+        first = not self.at_zero + self.elsewhere
+        if x:
+            self.elsewhere += 1
+        else:
+            self.at_zero += 1
+        if first:
+            # One value does not determine a line. Half of the value is attributed to each part.
+            self.base, self.slope = (value / 2, value / 2 / x) if x else (value, 0.0)
+            return
+        weight = max(WEIGHT, 1 / (1 + (self.elsewhere if x else self.at_zero)))
+        share = weight * (value - self.at(x)) / (1 + x * x)
+        self.base, self.slope = max(self.base + share, 0.0), max(self.slope + share * x, 0.0)
+
+
+@dataclass(slots=True)
+class StepCosts:
+    """step: seconds of a decode step, by the mean number of drafts per request of the batch; without the exchange.
+
+    exchange: seconds that a step waits for drafts, by the largest draft count in it.
+    """
+
+    step: Line = field(default_factory=Line)
+    exchange: Line = field(default_factory=Line)
+
+    @property
+    def measured(self) -> bool:
+        return self.step.at_zero > 0 and self.exchange.elsewhere > 0
+
+    def observe_step(self, drafts: int, rows: int, seconds: float) -> None:
+        """Record a step. One that was interrupted by other work on the machine counts at most as twice the usual."""
+        x = drafts / rows
+        usual = self.step.at(x)
+        self.step.observe(x, min(seconds, 2 * usual) if usual else seconds)
+
+    def seconds(self, drafts: int, rows: int, largest: int) -> float:
+        """A step with `drafts` drafts for a batch of `rows` requests, at least a microsecond. largest: the largest
+        count of one request.
+        """
+        return max(self.step.at(drafts / rows) + (self.exchange.at(largest) if largest else 0.0), 1e-6)
+
+    def in_plain_steps(self) -> dict[str, float]:
+        """cost_per_exchange: an exchange without drafts. cost_per_draft: one more draft for each request. 0 before
+        both were measured.
+        """
+        plain = max(self.step.base, 1e-6) if self.measured else float("inf")
+        return {
+            "cost_per_exchange": self.exchange.base / plain,
+            "cost_per_draft": (self.exchange.slope + self.step.slope) / plain,
+        }
+
+
+PROBE_SHARE = 0.005
+"""The share of the decoding time that probes may lose."""
+
+REST = 8
+"""Steps without drafts, after drafts did not pay, until the counts are chosen again. A choice takes time, too."""
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class DraftCounts:
+    """The choice of the draft counts in each step of a worker. most: the largest count."""
+
+    def __init__(self, most: int) -> None:
+        self.costs = StepCosts()
+        self._most = most
+        self._allowance = 0.0  # seconds that the next probe may lose
+        self._planned_wait: float | None = None  # of the exchange of a probe
+        self._last_probe = most
+        self._connected = False
+        self._rest = 0  # steps
+
+    def rest(self) -> bool:
+        """Whether the next step has no drafts, because drafts did not pay a few steps ago. Call it once per step."""
+        self._rest = max(self._rest - 1, 0)
+        return self._rest > 0
+
+    def choose(self, expected: Float64Array, limits: Int64Array, rows: int) -> Int64Array:
+        """The draft count of each request for the next step, int64 [requests].
+
+        expected: [requests, most], `PositionAcceptance.expected`. limits: [requests], the largest allowed counts. rows:
+        requests in the batch, with those that get no drafts.
+        """
+        self._planned_wait = None
+        allowed: Int64Array = np.minimum(limits, self._most)
+        if not self.costs.measured:
+            # A step without drafts is the first to be measured, then an exchange.
+            return allowed * int(self.costs.step.at_zero > 0)
+        worth = (expected * self.costs.step.base > self.costs.step.slope).sum(axis=1)
+        plans: list[Int64Array] = [np.minimum(np.minimum(allowed, worth), k) for k in range(self._most + 1)]
+        rates = [self._tokens(plan, expected, rows) / self._seconds(plan, rows) for plan in plans]
+        best = int(np.argmax(rates))
+        probe = self._next_probe(best)
+        plan = np.minimum(allowed, probe)
+        lost = self._seconds(plan, rows) - self._tokens(plan, expected, rows) / rates[best]
+        if lost > self._allowance:
+            self._rest = 0 if best else REST
+            return plans[best]
+        self._allowance, self._last_probe = 0.0, probe
+        self._planned_wait = self.costs.exchange.at(probe) if probe else None
+        return plan
+
+    def exchanged(self, largest: int, seconds: float, *, drafted: bool) -> None:
+        """An exchange took `seconds`. largest: the largest count that was asked for, > 0. drafted: drafts came."""
+        # The first exchange also connects. One that failed at once does not show what drafts cost.
+        if self._connected if drafted else seconds > self.costs.exchange.at(largest):
+            self.costs.exchange.observe(largest, seconds)
+        self._connected |= drafted
+        if self._planned_wait is not None:
+            self._allowance -= max(seconds - self._planned_wait, 0.0)
+
+    def stepped(self, drafts: int, rows: int, seconds: float) -> None:
+        """A decode step of `rows` requests with `drafts` drafts took `seconds`, without its exchange."""
+        self.costs.observe_step(drafts, rows, seconds)
+        self._allowance += PROBE_SHARE * seconds
+
+    def _next_probe(self, best: int) -> int:
+        """No drafts or the most drafts, in turns, but not the count that is used anyway."""
+        probe = 0 if self._last_probe else self._most
+        return self._most - best if best in (0, self._most) else probe
+
+    def _tokens(self, plan: Int64Array, expected: Float64Array, rows: int) -> float:
+        """Expected tokens of a step: one for each request of the batch, and the accepted drafts."""
+        used = np.arange(self._most) < plan[:, None]
+        return rows + float(expected[used].sum())
+
+    def _seconds(self, plan: Int64Array, rows: int) -> float:
+        return self.costs.seconds(int(plan.sum()), rows, int(plan.max(initial=0)))
