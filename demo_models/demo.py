@@ -18,9 +18,8 @@ from cluster.commands.tools import highlight_kept
 from cluster.config.load import config_from_flags
 from cluster.config.schema import DeploymentConfig
 from cluster.json_file import write_json
+from demo_models.answers import read_event, read_server_timing
 from demo_models.documents import DemoDocument, make_document
-from router.http.sse import read_event
-from router.options.headers import read_server_timing
 from skim_common.errors import SkimError
 from skim_common.proxies import client_options
 

@@ -24,8 +24,7 @@ from router.admission.intake_lock import IntakeLock
 from router.dispatch.dispatcher import Dispatcher
 from router.explain.log import Part
 from router.http.deployment_metrics import DeploymentMetrics
-from router.http.draining import DrainingApp
-from router.http.startup import StartingApp
+from router.http.gate import DrainingApp, StartingApp
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.pools.availability import TIMEOUT_S, PoolStates, ServeState, watch_pools

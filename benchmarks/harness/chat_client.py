@@ -8,8 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from router.http.sse import read_event
-from router.options.headers import read_server_timing
+from demo_models.answers import read_event, read_server_timing
 from skim_common.errors import SkimError
 
 

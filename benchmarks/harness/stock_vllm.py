@@ -24,7 +24,7 @@ from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from router.options.headers import read_server_timing
+from demo_models.answers import read_server_timing
 from skim_common.errors import SkimError
 from vllm_hooks.start_up import cpu_processes
 

@@ -33,7 +33,7 @@ from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from benchmarks.report.statistics import in_words, spread
 from cluster.serve.deployment import deployed
-from router.http.sse import read_event
+from demo_models.answers import read_event
 from skim_common.errors import SkimError
 from skim_common.models.source import local_folder, public_name
 

@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actors.ray_hooks.proxy import draining_of
-from router.http.draining import closing
+from router.http.gate import closing
 
 CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 DRAINING_FILE = "SKIM_DRAINING_FILE"

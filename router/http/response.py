@@ -13,6 +13,7 @@ are in `GET /v1/requests/{id}`. vLLM's own keep-alive does not serve: it knows n
 """
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,13 +23,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from router.dispatch.losses import losses_of
 from router.dispatch.state import CallState
-from router.http.sse import KEEP_ALIVE, write_error_event
 from router.http.usage import COUNTED, holds_usage, with_losses, with_original_tokens
 from router.options.errors import HttpError
 
 MAX_VALUE_CHARS = 384
 """Of one header. Proxies refuse a response with more headers than their buffer holds: nginx's has 4 KiB."""
 _CUT = ", ..."
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment: clients ignore lines that begin with a colon."""
 
 Report = Callable[[str, Mapping[str, str], str], None]
 """Gets the request's id, the values of its headers and the name of its API key."""
@@ -151,6 +153,14 @@ class DeferredResponse:
             if not self._open:
                 await self._release()
             await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+
+
+def write_error_event(error: Mapping[str, Any]) -> bytes:
+    """The last event of a stream that fails. error: as `HttpError.body`.
+
+    OpenAI's clients look for an `error` in the data, Anthropic's for an event of that name.
+    """
+    return f"event: error\ndata: {json.dumps({'type': 'error', **error})}\n\n".encode()
 
 
 def _starts_stream(message: Message) -> bool:

@@ -67,12 +67,6 @@ def write_server_timing(parts: Mapping[str, float]) -> str:
     return ", ".join(f"{name};dur={parts[name]:.2f}" for name in (*TIMING_PARTS, TOTAL) if name in parts)
 
 
-def read_server_timing(header: str) -> dict[str, float]:
-    """Milliseconds by part; empty for an empty header."""
-    parts = (part.partition(";dur=") for part in header.split(", ") if part)
-    return {name: float(ms) for name, _, ms in parts}
-
-
 def add_prefill(timings: dict[str, float], target: Mapping[str, float], elapsed_ms: float) -> None:
     """Split the wait for the first output into the target's queue and prefill time, and transfer (the rest).
 

@@ -6,8 +6,7 @@ import json
 import pytest
 
 from router.http import middleware
-from router.http.response import DeferredResponse
-from router.http.sse import KEEP_ALIVE
+from router.http.response import KEEP_ALIVE, DeferredResponse
 from skim_common.errors import EngineUnavailableError
 from tests.unit.router.asking import ENDPOINTS, ask, events, request_body
 

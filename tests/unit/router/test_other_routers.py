@@ -12,7 +12,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from router import deployment
 from router.deployment import RouterDeployment
 from router.explain.log import Entry, RequestLog
-from router.http.startup import StartingApp
+from router.http.gate import StartingApp
 from router.options.settings import RouterConfig
 from router.pools.availability import Replicas
 from skim_common.errors import ModelError, SkimError

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.harness.chat_client import Timed
 from benchmarks.latency.overhead_parts import OUTSIDE_ENGINES, PARTS, added, parts_table, split
 from benchmarks.latency.overhead_results import describe, table
-from router.options.headers import read_server_timing
+from demo_models.answers import read_server_timing
 
 
 def test_what_is_added_is_the_difference_of_the_same_prompts() -> None:

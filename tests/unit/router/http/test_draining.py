@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from router.http.draining import DrainingApp
+from router.http.gate import DrainingApp
 from tests.unit.kv_transfer.channel_peer import until
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.harness import virtual_time
-from router.http.sse import KEEP_ALIVE
+from router.http.response import KEEP_ALIVE
 from tests.unit.router.asgi_calls import Call, Streaming, admitted, answering, begun, decided, failing
 
 

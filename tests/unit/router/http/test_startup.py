@@ -9,8 +9,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from router.http import startup as start_up
-from router.http.startup import NOT_BUILT, WAITING, StartingApp
+from router.http import gate as start_up
+from router.http.gate import NOT_BUILT, WAITING, StartingApp
 from skim_common.errors import EngineUnavailableError, ModelError, SkimError
 from tests.unit.router.conftest import until
 

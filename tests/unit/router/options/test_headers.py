@@ -12,7 +12,6 @@ from router.options.headers import (
     TIMEOUT,
     read_deadline,
     read_later_requests,
-    read_server_timing,
     whole_number,
     write_server_timing,
 )
@@ -98,8 +97,3 @@ async def test_later_requests_act_or_are_refused_on_every_endpoint(path, served,
 def test_written_parts_are_read_in_their_order():
     header = write_server_timing({"total": 9.5, "prefill": 2, "queue": 0.125, "other": 1.0})
     assert header == "queue;dur=0.12, prefill;dur=2.00, total;dur=9.50"
-    assert list(read_server_timing(header).items()) == [("queue", 0.12), ("prefill", 2.0), ("total", 9.5)]
-
-
-def test_no_header_no_parts():
-    assert read_server_timing("") == {}

@@ -1,22 +1,9 @@
-"""Server-sent events of OpenAI streams: the router writes an error as one, clients read them."""
+"""What a client reads of an answer: the events of a stream, and the times in its headers."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from skim_common.errors import SkimError
-
-
-def write_error_event(error: Mapping[str, Any]) -> bytes:
-    """An event that both kinds of clients understand. error: as `HttpError.body`.
-
-    OpenAI's clients look for an `error` in the data, Anthropic's for an event of that name.
-    """
-    return f"event: error\ndata: {json.dumps({'type': 'error', **error})}\n\n".encode()
-
-
-KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment: clients ignore lines that begin with a colon."""
 
 
 def read_event(line: str | bytes) -> dict[str, Any] | None:
@@ -33,3 +20,9 @@ def read_event(line: str | bytes) -> dict[str, Any] | None:
         message = error["message"] if isinstance(error, dict) and "message" in error else error
         raise SkimError(f"the answer ended with an error: {message}")
     return event
+
+
+def read_server_timing(header: str) -> dict[str, float]:
+    """Milliseconds by part of a `Server-Timing` header; empty for an empty one."""
+    parts = (part.partition(";dur=") for part in header.split(", ") if part)
+    return {name: float(ms) for name, _, ms in parts}

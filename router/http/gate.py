@@ -1,4 +1,4 @@
-"""Lets the router answer before its app exists: 503 with `Retry-After` until both pools answer and the app is built.
+"""The two ends of a router's life: it answers before its app exists, and closes its connections before it stops.
 
 A pool can be down for a long time: it starts, restarts after a crash, or fails to start repeatedly. If the router
 waited for the pools without a limit, Serve would have no router replica, and its proxy would hold every request without
@@ -8,6 +8,8 @@ started, and KubeRay then moves the traffic to it.
 In an update, and when the number of routers grows, other routers answer already. Serve stops an old replica and sends
 requests to a new one as soon as the new one has started, so a router without an app would only take requests away from
 those that have one. It then waits without a limit, and its start fails if its app cannot be built.
+
+A client that keeps its connection would come back to an endpoint that has no routers any more.
 """
 
 import asyncio
@@ -17,7 +19,7 @@ from contextlib import AsyncExitStack, suppress
 from http import HTTPStatus
 
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.options.errors import HttpError
 from router.pools.interface import Problem
@@ -33,7 +35,7 @@ WAITING = "waiting for a replica of each pool; `skim status` says what keeps the
 
 
 class StartingApp:
-    """An ASGI app that builds the real app in the background and then forwards everything to it.
+    """An ASGI app that builds the real app in the background and forwards everything to it; before, it answers 503.
 
     build: builds the app; it is called again, with growing pauses, until it succeeds. startup_timeout_s: how long the
     start waits for the app before it completes without one. others_serve: whether another router has its app.
@@ -70,22 +72,22 @@ class StartingApp:
                 raise SkimError(self.problem.text or NOT_BUILT)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
+        if scope["type"] == "lifespan":  # Serve's; the real app's lifespan lies inside this one
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await self._end()
+            await send({"type": "lifespan.shutdown.complete"})
         elif self._app is not None:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await self._refuse(scope, receive, send)
+            error = HttpError.of(EngineUnavailableError("this deployment is not ready yet; try again in a moment"))
+            response = JSONResponse(
+                error.body(scope["path"]), HTTPStatus.SERVICE_UNAVAILABLE, headers={"retry-after": "5"}
+            )
+            await response(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1013})
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        """Handle the ASGI lifespan messages of Serve. The real app's lifespan lies inside this one."""
-        await receive()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self._end()
-        await send({"type": "lifespan.shutdown.complete"})
 
     async def _end(self) -> None:
         if self._task is not None:
@@ -117,7 +119,39 @@ class StartingApp:
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = HttpError.of(EngineUnavailableError("this deployment is not ready yet; try again in a moment"))
-        headers = {"retry-after": "5"}
-        await JSONResponse(error.body(scope["path"]), HTTPStatus.SERVICE_UNAVAILABLE, headers)(scope, receive, send)
+
+def closing(send: Send, is_draining: Callable[[], bool]) -> Send:
+    """`send` of an ASGI app whose answer closes its connection if `is_draining` when it begins."""
+
+    async def send_closing(message: Message) -> None:
+        if message["type"] == "http.response.start" and is_draining():
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return send_closing
+
+
+class DrainingApp:
+    """An ASGI app that forwards everything to `app`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._draining = False
+        self._running = self._arrived = 0
+
+    def drain(self) -> bool:
+        """From now on answers close their connection. Whether a request runs, or has come since the last call."""
+        busy = bool(self._running or self._arrived)
+        self._draining, self._arrived = True, 0
+        return busy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        self._arrived += 1
+        self._running += 1
+        try:
+            await self._app(scope, receive, closing(send, lambda: self._draining))
+        finally:
+            self._running -= 1

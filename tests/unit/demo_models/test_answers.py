@@ -2,7 +2,8 @@
 
 import pytest
 
-from router.http.sse import read_event, write_error_event
+from demo_models.answers import read_event, read_server_timing
+from router.http.response import write_error_event
 from router.options.errors import HttpError
 from skim_common.errors import SkimError
 
@@ -26,3 +27,8 @@ def test_the_routers_error_is_read_as_one():
 def test_an_error_of_another_shape():
     with pytest.raises(SkimError, match="ended with an error: overloaded"):
         read_event('data: {"error": "overloaded"}')
+
+
+def test_the_times_of_a_header_are_read_in_their_order():
+    assert list(read_server_timing("queue;dur=0.12, total;dur=9.50").items()) == [("queue", 0.12), ("total", 9.5)]
+    assert read_server_timing("") == {}
