@@ -52,9 +52,9 @@ def manifests(
     """Write the deployment's Kubernetes objects for the KubeRay operator (docs/kubernetes.md)."""
     from cluster.config.load import load_config
     from cluster.kuberay.write import write_manifests
-    from cluster.serve.preflight import with_known_pins
+    from cluster.serve.preflight import with_pinned_models
 
-    for file in write_manifests(with_known_pins(load_config(config), print_line), output):
+    for file in write_manifests(with_pinned_models(load_config(config), print_line), output):
         print_line(f"Wrote {file}")
 
 

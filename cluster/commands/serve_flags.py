@@ -59,6 +59,5 @@ def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _read(lines: Sequence[Sequence[str]], own: Collection[str]) -> list[tuple[dict[str, Any], frozenset[str]]]:
     """What each line gives, and the names whose value is vLLM's default, read by vLLM."""
-    front = front_process()
-    front.send("read_flags", lines=lines, own=sorted(own))
-    return [(line["given"], frozenset(line["at_default"])) for line in front.receive()]
+    read = front_process().ask("read_flags", lines=lines, own=sorted(own))
+    return [(line["given"], frozenset(line["at_default"])) for line in read]

@@ -9,8 +9,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from cluster.config import vllm_options
@@ -22,9 +20,7 @@ PROGRAM = "router.vllm_front.program"
 
 
 class FrontProcess:
-    """The process. It works beside what the caller does meanwhile. is_asked: a question waits for its answer."""
-
-    is_asked = False
+    """The process. It imports vLLM beside what the caller does meanwhile."""
 
     def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  # it lasts as long as the process
@@ -37,24 +33,18 @@ class FrontProcess:
             text=True,
         )
 
-    def send(self, question: str, **arguments: Any) -> None:
-        """question: a name of `router.vllm_front.program.QUESTIONS`."""
+    def ask(self, question: str, **arguments: Any) -> Any:
+        """The answer. question: a name of `router.vllm_front.program.QUESTIONS`. Raises SkimError."""
         assert self._process.stdin is not None
-        line = json.dumps({"question": question, "folder": str(Path.cwd()), **arguments}, default=str)
-        with suppress(BrokenPipeError):  # `receive` says why
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-        self.is_asked = True
-
-    def receive(self) -> Any:
-        """The answer. Raises SkimError, also if the process has ended."""
         assert self._process.stdout is not None
-        self.is_asked = False
-        if not (line := self._process.stdout.readline()):
+        try:
+            line = json.dumps({"question": question, "folder": os.getcwd(), **arguments}, default=str)
+            print(line, file=self._process.stdin, flush=True)
+            answer = json.loads(self._process.stdout.readline())
+        except (BrokenPipeError, json.JSONDecodeError):  # the process has ended
             self._errors.seek(0)
             cause = (self._errors.read().strip().splitlines() or ["no message"])[-1]
-            raise SkimError(f"vLLM cannot read its options on this machine: {cause}")
-        answer = json.loads(line)
+            raise SkimError(f"vLLM cannot read its options on this machine: {cause}") from None
         if "error" in answer:
             raise SkimError(answer["error"])
         return answer["answer"]
@@ -85,47 +75,39 @@ def end_front_process() -> None:
 
 
 def begin_check(config: DeploymentConfig) -> None:
-    """Ask what `check_front` will wait for."""
+    """Start the process that `check_front` will ask, if it will ask."""
     if _gives_options(config):
-        front_process().send("check_front", **_deployment(config))
+        front_process()
 
 
 def check_front(config: DeploymentConfig) -> None:
     """Raise SkimError for options that vLLM refuses, if the router's app cannot be built with them, or an adapter be
-    served.
-
-    The process ends. Without options nothing is asked. `begin_check` may have asked before.
+    served. Without options nothing is asked. The process ends.
     """
+    target = config.target
     try:
         if _gives_options(config):
-            if not front_process().is_asked:
-                begin_check(config)
-            front_process().receive()
+            front_process().ask(
+                "check_front",
+                model=target.model,
+                root=public_name(target.model),
+                names=[config.served_model_name, *config.model_aliases],
+                front_options=config.front_options,
+                engine_options=target.engine_options,
+                python_path=target.env.get("PYTHONPATH", ""),
+                settings=config.router.model_dump(),
+                is_here=is_within_reach(target.model),
+                pools=_vllm_options(config),
+            )
     finally:
         end_front_process()
 
 
 def _gives_options(config: DeploymentConfig) -> bool:
-    return bool(config.router.api_keys_file or config.front_options or any(_of_vllm(config).values()))
+    return bool(config.router.api_keys_file or config.front_options or any(_vllm_options(config).values()))
 
 
-def _of_vllm(config: DeploymentConfig) -> dict[str, dict[str, Any]]:
+def _vllm_options(config: DeploymentConfig) -> dict[str, dict[str, Any]]:
     """The options of `vllm serve` of each pool that runs vLLM."""
     pools = {name: pool for name, pool in config.pools.items() if pool.engine == "vllm"}
     return {name: vllm_options.of_vllm(pool.engine_options) for name, pool in pools.items()}
-
-
-def _deployment(config: DeploymentConfig) -> dict[str, Any]:
-    """The arguments of `router.vllm_front.program.check_front`."""
-    target = config.target
-    return {
-        "model": target.model,
-        "root": public_name(target.model),
-        "names": [config.served_model_name, *config.model_aliases],
-        "front_options": config.front_options,
-        "engine_options": target.engine_options,
-        "python_path": target.env.get("PYTHONPATH", ""),
-        "settings": config.router.model_dump(),
-        "is_here": is_within_reach(target.model),
-        "pools": _of_vllm(config),
-    }

@@ -106,11 +106,30 @@ def taken_by_one(config: DeploymentConfig) -> dict[str, list[dict[str, float]]]:
     return taken
 
 
-def check_nodes(name: str, parts: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]) -> None:
-    """Raise SkimError if a replica does not fit on these nodes. Serve would wait for them silently.
+def check_fit(config: DeploymentConfig, offered: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
+    """Raise SkimError if the deployment does not fit on a Ray cluster. Serve would wait for it silently.
 
-    parts: what the replica takes on each of its nodes (`taken_by_one`). nodes: what the living nodes offer.
+    offered: the resources of the cluster. nodes: those of each living node.
     """
+    for name, amount in needed_resources(config).items():
+        has = offered.get(name, 0.0)
+        if has < amount and name == "GPU":
+            raise SkimError(
+                f"the Ray cluster has {has:g} GPUs, but this deployment needs {amount:g}: use fewer replicas or less"
+                " tensor parallelism, or let pools share a GPU: set gpus_per_replica of each to a fraction, and"
+                " engine_options.gpu_memory_utilization to its share of the GPU's memory"
+            )
+        if has < amount:
+            raise SkimError(
+                f"the Ray cluster offers {has:g} of the resource {name}, but this deployment needs {amount:g}: start"
+                f" nodes with it (for example ray start --resources '{{\"{name}\": {amount:g}}}')"
+            )
+    for name, parts in taken_by_one(config).items():
+        _check_nodes(name, parts, nodes)
+
+
+def _check_nodes(name: str, parts: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]) -> None:
+    """parts: what one replica takes on each of its nodes (`taken_by_one`)."""
     suited = {index for index, node in enumerate(nodes) if _offers(node, parts[-1])}
     if len(suited) >= len(parts) and any(_offers(nodes[index], parts[0]) for index in suited):
         return

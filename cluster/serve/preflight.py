@@ -1,7 +1,9 @@
 """Checks of a deployment before it starts. Each error is one sentence."""
 
+import os
 import random
 import socket
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -10,9 +12,13 @@ import psutil
 from cluster.config.pools import PoolConfig, kv_cache_gib
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.front_process import check_front
+from cluster.serve.placement import on_own_cores
+from router.options.settings import RouterConfig
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.info import check_speculator, inspect_model, same_tokens
 from skim_common.models.source import is_hub_name, is_within_reach, local_folder, pinned, weight_bytes
+
+PrintLine = Callable[[str], None]
 
 GIB = 2**30
 # Memory of one engine's processes without weights and KV cache, measured with the demo pair on CPU.
@@ -20,6 +26,51 @@ ENGINE_BASE_BYTES = int(1.2 * GIB)
 # Above the ports of Ray's workers (10002 to 19999). Below those of Serve's replicas (from 30000) and of Linux's
 # outgoing connections (from 32768).
 _QUIET_PORTS = range(20000, 30000)
+
+
+def checked(config: DeploymentConfig, *, is_local: bool, print_line: PrintLine) -> DeploymentConfig:
+    """The deployment with its models pinned and, if it starts on this machine, placed and with its weights at hand.
+
+    is_local: whether Ray starts on this machine, for this deployment alone. print_line: called with what a user should
+    know. Raises SkimError.
+    """
+    router = config.router
+    if is_local:
+        for name, pool in config.pools.items():
+            if pool.nodes_per_replica > 1:
+                raise SkimError(
+                    f"{name}.nodes_per_replica is {pool.nodes_per_replica}, and this machine is one node: start Ray on"
+                    " all nodes, and give its address with --address"
+                )
+        check_port(router.host, router.port)
+    check_certificate(router, may_be_elsewhere=config.spans_machines)
+    config = with_pinned_models(config)
+    check_front(config)
+    if notice := check_models(config):
+        print_line(notice)
+    if is_local:
+        import torch  # takes a second, which the other checks do not need
+
+        fetch_weights(config, print_line)
+        config = on_own_cores(config.placed(on_gpus=torch.cuda.is_available()))
+        check_memory(config)
+    return config
+
+
+def check_certificate(router: RouterConfig, *, may_be_elsewhere: bool = False) -> None:
+    """Raise SkimError if certificate and key of the endpoint are not a pair of readable files on this machine.
+
+    may_be_elsewhere: they may be on other machines alone; then they are checked only if this one has them.
+    """
+    if router.tls_cert is None or (may_be_elsewhere and not os.path.exists(router.tls_cert)):
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(router.tls_cert, router.tls_key)
+    except ssl.SSLError as error:
+        fault = f"are not a certificate and its key: {error.reason}"
+        raise SkimError(f"router.tls_cert and router.tls_key {fault}") from None
+    except OSError as error:
+        raise SkimError(f"router.tls_cert or router.tls_key cannot be read: {error.strerror}") from None
 
 
 def check_models(config: DeploymentConfig) -> str | None:
@@ -50,56 +101,37 @@ def check_models(config: DeploymentConfig) -> str | None:
     return "the models have two tokenizers: the speculator reads the text in its own tokens (docs/models.md)"
 
 
-def check_deployment(config: DeploymentConfig) -> str | None:
-    """As `check_models`, after `check_front`."""
-    check_front(config)
-    return check_models(config)
-
-
 def absent_folders(config: DeploymentConfig) -> list[str]:
     """The model folders that are not on this machine."""
     models = dict.fromkeys(pool.model for pool in config.pools.values())
     return [model for model in models if not is_within_reach(model)]
 
 
-def with_pinned_models(config: DeploymentConfig) -> DeploymentConfig:
-    """The same deployment with the commit of each hub name: all replicas then read what was checked."""
-    update = {name: pool.model_copy(update={"model": pinned(pool.model)}) for name, pool in config.pools.items()}
-    return config.with_pools(update)
+def with_pinned_models(config: DeploymentConfig, on_unknown: PrintLine | None = None) -> DeploymentConfig:
+    """The same deployment with the commit of each hub name: all replicas then read what was checked.
 
-
-def with_known_pins(config: DeploymentConfig, print_line: Callable[[str], None]) -> DeploymentConfig:
-    """As `with_pinned_models`, but a name whose commit cannot be looked up here stays as it is.
-
-    print_line: called with one line per model that is not pinned.
+    on_unknown: called with a line per model whose commit cannot be looked up here, and whose name stays; None raises
+    ModelError.
     """
-    pools, unknown = dict(config.pools), dict[str, str]()
+    pools, unknown = dict(config.pools), dict[str, ModelError]()
     for name, pool in pools.items():
         try:
             pools[name] = pool.model_copy(update={"model": pinned(pool.model)})
         except ModelError as error:
-            unknown[pool.model] = str(error)
-    for reason in unknown.values():
-        print_line(f"Not pinned to a commit, so each replica takes the newest files when it starts: {reason}")
+            if on_unknown is None:
+                raise
+            unknown[pool.model] = error
+    for reason in unknown.values() if on_unknown else ():
+        on_unknown(f"Not pinned to a commit, so each replica takes the newest files when it starts: {reason}")
     return config.with_pools(pools)
 
 
-def fetch_weights(config: DeploymentConfig, progress: Callable[[str], None]) -> None:
-    """Download the weights of hub names to this machine. progress: called with one line per model."""
+def fetch_weights(config: DeploymentConfig, print_line: PrintLine) -> None:
+    """Download the weights of hub names to this machine. print_line: called with one line per model."""
     for model in dict.fromkeys(pool.model for pool in config.pools.values() if pool.engine != "mock"):
         if is_hub_name(model):
-            progress(f"fetching {model}")
+            print_line(f"fetching {model}")
             local_folder(model, weights=True)
-
-
-def check_one_node(config: DeploymentConfig) -> None:
-    """Raise SkimError if a replica needs several nodes. A Ray that is started here has one."""
-    for name, pool in config.pools.items():
-        if pool.nodes_per_replica > 1:
-            raise SkimError(
-                f"{name}.nodes_per_replica is {pool.nodes_per_replica}, and this machine is one node: start Ray on all"
-                " nodes, and give its address with --address"
-            )
 
 
 def check_port(host: str, port: int) -> None:

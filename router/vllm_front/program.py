@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, cast
 
 from skim_common.errors import SkimError
@@ -93,6 +94,7 @@ def main() -> None:
     gc.disable()  # collections take a third of vLLM's import
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # plugins may print
+    import_module("router.vllm_front.flags")  # before the first question, while the caller does other work
     for line in sys.stdin:
         asked = json.loads(line)
         os.chdir(asked.pop("folder"))

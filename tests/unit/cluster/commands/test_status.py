@@ -8,7 +8,7 @@ from actors.lifecycle.failed_starts import FailedStart
 from cluster.commands import status
 from cluster.serve import status as state
 from cluster.serve.app import APP_NAME
-from cluster.serve.deployment import FAILED_START
+from cluster.serve.awaited_start import FAILED_START
 from tests.unit.cluster.commands.deployment import part, put
 
 FAILURE = (

@@ -11,7 +11,7 @@ from cluster.config.load import config_from_flags, load_config
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.service import ROUTER_RESOURCE, serve_config
 from cluster.serve.app import APP_NAME, CHANNEL_TOKEN, build_app, logging_options, serve_app
-from cluster.serve.endpoint import http_options
+from cluster.serve.deployment import http_options
 from tests.unit.cluster.kuberay.conftest import ROOT
 from tests.unit.cluster.kuberay.serve_overrides import infos
 

@@ -3,21 +3,24 @@
 import inspect
 import logging
 import os
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 from ray._private import ray_constants
 from ray.exceptions import RayError
 from ray.serve._private.deployment_state import DeploymentState
+from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 from actors.lifecycle.failed_starts import FailedStart
 from actors.ray_hooks.loopback import ON_LOOPBACK
 from actors.ray_hooks.serve_logger import is_for_the_user
 from cluster.config.load import config_from_flags, load_config
-from cluster.serve import deployment, ray_cluster
+from cluster.serve import awaited_start, deployment, preflight, ray_cluster
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES
-from cluster.serve.deployment import FAILED_START
+from cluster.serve.awaited_start import FAILED_START
+from cluster.serve.placement import check_fit
 from skim_common.environment import CORES
 from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
@@ -33,7 +36,7 @@ def cluster(monkeypatch):
     monkeypatch.setattr(deployment.serve, "status", lambda: SimpleNamespace(applications=cluster.applications))
     monkeypatch.setattr(deployment.serve, "delete", lambda name: cluster.calls.append(f"delete {name}"))
     monkeypatch.setattr(deployment.ray, "shutdown", lambda: cluster.calls.append("leave"))
-    monkeypatch.setattr(deployment, "_serve_runs", lambda: cluster.serve_up)
+    monkeypatch.setattr(deployment, "running_http_options", lambda: HTTPOptions() if cluster.serve_up else None)
     monkeypatch.setattr(deployment, "check_port", lambda host, port: cluster.calls.append(f"check {port}"))
     return cluster
 
@@ -61,22 +64,17 @@ def test_an_idle_serve_holds_the_port_itself(cluster):
         ([4.0], r"has 4 GPUs, but this deployment needs 8: use fewer replicas .* gpus_per_replica .* a fraction"),
     ],
 )
-def test_a_replica_and_its_ranks_must_fit_on_one_node(monkeypatch, gpus, told):
+def test_a_replica_and_its_ranks_must_fit_on_one_node(gpus, told):
     """Serve would wait silently for a large enough node, even if all nodes together have enough GPUs."""
     config = config_from_flags(
         MODELS.parent / "examples" / "demo.yaml",
         {"target.tensor_parallel": 8, "target.gpus_per_replica": 8, "speculator.gpus_per_replica": 0},
     )
     pools = {"speculator_pool": 1.0, "target_pool": 1.0}
-    nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": count, **pools}} for count in gpus]
-    nodes.append({"Alive": False, "Resources": {"CPU": 8.0, "GPU": 64.0, **pools}})
-    monkeypatch.setattr(deployment.ray, "nodes", lambda: nodes)
-    monkeypatch.setattr(deployment.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": sum(gpus), **pools})
-    if told is None:
-        deployment._check_resources(config)
-    else:
-        with pytest.raises(SkimError, match=told):
-            deployment._check_resources(config)
+    nodes = [{"CPU": 8.0, "GPU": count, **pools} for count in gpus]
+    offered = {"CPU": 8.0, "GPU": sum(gpus), **pools}
+    with pytest.raises(SkimError, match=told) if told else nullcontext():
+        check_fit(config, offered, nodes)
 
 
 @pytest.mark.parametrize(
@@ -93,24 +91,16 @@ def test_a_replica_and_its_ranks_must_fit_on_one_node(monkeypatch, gpus, told):
         ),
     ],
 )
-def test_each_part_of_a_replica_must_fit_on_a_node(monkeypatch, nodes, told):
+def test_each_part_of_a_replica_must_fit_on_a_node(nodes, told):
     sizes = {"tensor_parallel": 4, "pipeline_parallel": 2, "nodes_per_replica": 2, "cpus_per_replica": 2}
     changes = {**{f"target.{name}": value for name, value in sizes.items()}, "decode.method": "none"}
     config = config_from_flags(MODELS.parent / "examples" / "demo.yaml", {**changes, "speculator.gpus_per_replica": 0})
     pools = [{"speculator_pool": 1.0}, *({"target_pool": float(parts)} for _, parts in nodes)]
     gpus = [0.0, *(count for count, _ in nodes)]
-    offered = [
-        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": count, **pool}}
-        for count, pool in zip(gpus, pools, strict=True)
-    ]
-    monkeypatch.setattr(deployment.ray, "nodes", lambda: offered)
+    offered = [{"CPU": 8.0, "GPU": count, **pool} for count, pool in zip(gpus, pools, strict=True)]
     total = {"CPU": 24.0, "GPU": 16.0, "speculator_pool": 1.0, "target_pool": 2.0}
-    monkeypatch.setattr(deployment.ray, "cluster_resources", lambda: total)
-    if told is None:
-        deployment._check_resources(config.placed(on_gpus=True))
-    else:
-        with pytest.raises(SkimError, match=told):
-            deployment._check_resources(config.placed(on_gpus=True))
+    with pytest.raises(SkimError, match=told) if told else nullcontext():
+        check_fit(config.placed(on_gpus=True), total, offered)
 
 
 def test_one_machine_is_not_several_nodes():
@@ -129,12 +119,12 @@ def test_what_a_killed_run_left_is_replaced(cluster):
 
 
 def test_a_port_in_use_is_found_before_the_models_are_read(monkeypatch):
-    monkeypatch.setattr(deployment, "check_deployment", lambda config: pytest.fail("the models were read"))
+    monkeypatch.setattr(preflight, "check_models", lambda config: pytest.fail("the models were read"))
 
     def refuse(host, port):
         raise SkimError(f"cannot listen on {host}:{port}")
 
-    monkeypatch.setattr(deployment, "check_port", refuse)
+    monkeypatch.setattr(preflight, "check_port", refuse)
     with pytest.raises(SkimError, match=r"cannot listen on 127\.0\.0\.1:8000"):
         deployment.deployed(CONFIG).__enter__()
 
@@ -154,15 +144,15 @@ def seen(monkeypatch):
         return SimpleNamespace(applications={APP_NAME: ApplicationStatusOverview(application, "it is so", 0, overview)})
 
     monkeypatch.setattr(deployment.serve, "status", status)
-    monkeypatch.setattr(deployment.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(deployment, "_routers_are_ready", lambda name: True)
+    monkeypatch.setattr(awaited_start.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(awaited_start, "_routers_are_ready", lambda name: True)
     return seen
 
 
 def test_a_deploy_waits_for_the_replica_that_takes_a_dead_ones_place(seen):
     seen += [("UNHEALTHY", "UNHEALTHY", "HEALTH_CHECK_FAILED")] * 2 + [("RUNNING", "HEALTHY", "UNSPECIFIED")]
     told = []
-    deployment._await_running(APP_NAME, told.append, {})
+    awaited_start.await_running(APP_NAME, told.append, {})
     assert told == ["target is ready", "speculator is ready"]
     assert seen == []
 
@@ -172,17 +162,17 @@ def test_what_has_started_may_die_before_all_is_ready(seen, monkeypatch):
     begun = ("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED")
     ready = ("DEPLOYING", "HEALTHY", "CONFIG_UPDATE_COMPLETED")
     died = ("UNHEALTHY", "UNHEALTHY", "REPLICA_STARTUP_FAILED", failed_start(7, "no memory"))
-    monkeypatch.setattr(deployment, "ray_answers", lambda: True)
+    monkeypatch.setattr(awaited_start, "ray_answers", lambda: True)
     seen += [begun, ready, died, None, ("RUNNING", "HEALTHY", "UNSPECIFIED")]
-    deployment._await_running(APP_NAME, lambda line: None, {})
+    awaited_start.await_running(APP_NAME, lambda line: None, {})
     assert seen == []
-    monkeypatch.setattr(deployment, "ray_answers", lambda: False)
+    monkeypatch.setattr(awaited_start, "ray_answers", lambda: False)
     seen += [begun, ready, None]
     with pytest.raises(RayError):
-        deployment._await_running(APP_NAME, print, {})
+        awaited_start.await_running(APP_NAME, print, {})
     seen.append(begun)
     with pytest.raises(SkimError, match="the deployment has been deleted from its Ray cluster"):
-        deployment._await_running("another", print, {})
+        awaited_start.await_running("another", print, {})
 
 
 @pytest.mark.parametrize(
@@ -198,7 +188,7 @@ def test_what_has_started_may_die_before_all_is_ready(seen, monkeypatch):
 def test_what_does_not_start_is_not_waited_for(seen, state):
     seen += [("UNHEALTHY", "UNHEALTHY", "HEALTH_CHECK_FAILED"), state]
     with pytest.raises(SkimError, match="the deployment did not start: it is so"):
-        deployment._await_running(APP_NAME, print, {})
+        awaited_start.await_running(APP_NAME, print, {})
 
 
 def test_the_first_failed_start_ends_the_wait(seen):
@@ -206,16 +196,16 @@ def test_the_first_failed_start_ends_the_wait(seen):
     failure = f"A replica {FAILED_START}. Retrying 999999 more time(s). Error:\nModelError: no such folder"
     seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", failure)]
     with pytest.raises(SkimError, match="the deployment did not start: no such folder"):
-        deployment._await_running(APP_NAME, print, {})
+        awaited_start.await_running(APP_NAME, print, {})
 
 
 def test_a_start_that_its_limit_ended_says_so(seen, monkeypatch):
     """Serve knows only that the worker process died."""
     seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", f"A replica {FAILED_START}. Retrying. Error:\n)")]
     noted = FailedStart(1, "the engine did not start within 90 s", 0.0)
-    monkeypatch.setattr(deployment, "last_failed_start", lambda app, pool: {"speculator": noted}.get(pool))
+    monkeypatch.setattr(awaited_start, "last_failed_start", lambda app, pool: {"speculator": noted}.get(pool))
     with pytest.raises(SkimError, match="the deployment did not start: the engine did not start within 90 s"):
-        deployment._await_running(APP_NAME, print, {})
+        awaited_start.await_running(APP_NAME, print, {})
 
 
 def failed_start(pid, error):
@@ -227,7 +217,7 @@ def test_a_failure_from_before_the_change_is_no_failure_of_the_change(seen):
     """The cause is mended and no setting has changed: Serve keeps the old message until the next start has ended."""
     old = failed_start(7, "no such folder")
     seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", old)] * 2 + [("RUNNING", "HEALTHY", "UNSPECIFIED")]
-    deployment._await_running(APP_NAME, lambda line: None, {"speculator": old})
+    awaited_start.await_running(APP_NAME, lambda line: None, {"speculator": old})
     assert seen == []
 
 
@@ -236,26 +226,26 @@ def test_a_failure_after_the_change_is_reported(seen, error):
     old, new = failed_start(7, "no such folder"), failed_start(8, error)
     seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", message) for message in (old, new)]
     with pytest.raises(SkimError, match=f"the deployment did not start: {error}"):
-        deployment._await_running(APP_NAME, print, {"speculator": old})
+        awaited_start.await_running(APP_NAME, print, {"speculator": old})
 
 
 def test_the_messages_before_a_change(seen):
     seen += [("UNHEALTHY", "UNHEALTHY", "HEALTH_CHECK_FAILED", "it died")]
-    assert deployment._messages(APP_NAME) == {"speculator": "it died", "target": ""}
+    assert awaited_start.messages(APP_NAME) == {"speculator": "it died", "target": ""}
 
 
 def test_no_messages_before_the_first_deployment(cluster):
-    assert deployment._messages(APP_NAME) == {}
+    assert awaited_start.messages(APP_NAME) == {}
 
 
 def test_a_slow_start_does_not(seen):
     slow = "Deployment 'target' has 1 replicas that have taken more than 30s to initialize."
     seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", slow), ("RUNNING", "HEALTHY", "UNSPECIFIED")]
-    deployment._await_running(APP_NAME, lambda line: None, {})
+    awaited_start.await_running(APP_NAME, lambda line: None, {})
 
 
 def test_serve_still_says_so_of_a_failed_start():
-    """`_has_failed` searches Serve's message for this text."""
+    """`await_running` searches Serve's message for this text."""
     assert FAILED_START in inspect.getsource(DeploymentState.record_replica_startup_failure)
 
 
@@ -266,7 +256,7 @@ def test_a_first_deployment_that_fails_is_taken_away_and_a_change_is_not(cluster
         raise SkimError("no such folder")
 
     cluster.applications = before
-    monkeypatch.setattr(deployment, "check_deployment", lambda config: None)
+    monkeypatch.setattr(preflight, "check_models", lambda config: None)
     monkeypatch.setattr(deployment, "join_ray", lambda address: None)
     monkeypatch.setattr(deployment, "apply", fail)
     with pytest.raises(SkimError, match="no such folder"):
@@ -279,11 +269,11 @@ def test_a_first_deployment_that_fails_is_taken_away_and_a_change_is_not(cluster
 )
 def test_a_deployment_is_ready_when_its_routers_are(monkeypatch, problems, ready):
     answer = SimpleNamespace(results=lambda: problems)
-    monkeypatch.setattr(deployment, "app_handle", lambda name: SimpleNamespace(broadcast=lambda method: answer))
-    assert deployment._routers_are_ready(APP_NAME) == ready
+    monkeypatch.setattr(awaited_start, "app_handle", lambda name: SimpleNamespace(broadcast=lambda method: answer))
+    assert awaited_start._routers_are_ready(APP_NAME) == ready
     problems.append(("two tokenizers", True))
     with pytest.raises(SkimError, match="the deployment did not start: two tokenizers"):
-        deployment._routers_are_ready(APP_NAME)
+        awaited_start._routers_are_ready(APP_NAME)
 
 
 @pytest.mark.parametrize("name", [APP_NAME, "skim-batch-1"])
@@ -299,8 +289,9 @@ def test_what_others_serve_is_let_be(cluster, name):
 def dry_run(cluster, monkeypatch):
     """`deployed` gives the config and starts no Ray. The value is the environment in which Ray would start."""
     told = {}
-    monkeypatch.setattr(deployment.torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(deployment, "check_memory", lambda config: None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(preflight, "check_memory", lambda config: None)
+    monkeypatch.setattr(preflight, "check_port", lambda host, port: None)
     monkeypatch.setattr(deployment.ray, "init", lambda **kwargs: told.update(os.environ))
     monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
     monkeypatch.setattr(ray_cluster, "is_on_loopback", lambda address: False)
@@ -372,6 +363,6 @@ def test_a_ray_of_this_machine_alone_offers_what_is_asked_for(monkeypatch, cpus,
     monkeypatch.setattr(ray_cluster, "init_on_loopback", lambda alone: None)
     none = {"router.cpus": cpus, "speculator.cpus_per_replica": 0, "target.cpus_per_replica": 0}
     config = config_from_flags(CONFIG_FILE, {**none, "speculator.resources": {"GPU_fast": 1, "CPU_rack": 2}})
-    deployment._start_ray(config.placed(on_gpus=True), {})
+    deployment._start_ray(config.placed(on_gpus=True))
     assert offered["num_cpus"] == max(os.cpu_count(), asked)
     assert offered["resources"] == {"GPU_fast": 1, "CPU_rack": 2, "speculator_pool": 1, "target_pool": 1}

@@ -7,7 +7,8 @@ from cryptography import x509
 from ray.serve.config import HTTPOptions
 
 from cluster.config.load import config_from_flags
-from cluster.serve.endpoint import base_url, check_certificate, check_endpoint, http_options
+from cluster.serve.deployment import base_url, check_endpoint, http_options
+from cluster.serve.preflight import check_certificate
 from skim_common.errors import SkimError
 from tests.reference.certificates import self_signed
 from tests.unit.conftest import MODELS

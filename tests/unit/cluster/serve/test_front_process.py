@@ -8,7 +8,7 @@ from cluster.config.schema import DeploymentConfig
 from cluster.serve import front_process
 from cluster.serve.deployment import deploy, deployed
 from cluster.serve.front_process import FrontProcess, begin_check, check_front
-from cluster.serve.preflight import check_deployment, free_port
+from cluster.serve.preflight import checked, free_port
 from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
 
@@ -29,16 +29,13 @@ def starts(monkeypatch):
     """The starts of a process that answers with nothing, or with `starts.error`."""
 
     class Process:
-        made, sent, error, is_asked = [], [], None, False
+        made, sent, error = [], [], None
 
         def __init__(self):
             self.made.append("started")
 
-        def send(self, question, **arguments):
+        def ask(self, question, **arguments):
             self.sent.append((question, json.loads(json.dumps(arguments))))
-            self.is_asked = True
-
-        def receive(self):
             if self.error:
                 raise SkimError(self.error)
 
@@ -80,8 +77,8 @@ def test_it_is_asked_about_the_deployment(starts):
 def test_nothing_starts_after_a_refusal(starts, monkeypatch):
     """Neither Ray nor an engine, in `skim serve` and in `skim deploy`."""
     starts.error = "no such parser"
-    for name in ("_start_ray", "join_ray", "fetch_weights"):
-        monkeypatch.setattr(f"cluster.serve.deployment.{name}", lambda *_: pytest.fail("something has started"))
+    for name in ("deployment._start_ray", "deployment.join_ray", "preflight.fetch_weights"):
+        monkeypatch.setattr(f"cluster.serve.{name}", lambda *_: pytest.fail("something has started"))
     config = deployment(PARSER, router={"port": free_port()})
     with pytest.raises(SkimError, match="no such parser"), deployed(config):
         pass
@@ -92,19 +89,18 @@ def test_nothing_starts_after_a_refusal(starts, monkeypatch):
 
 def test_folders_of_other_machines_are_checked_there(starts):
     config = deployment({**PARSER, "model": "/on/another/machine"}, spans_machines=True)
-    assert check_deployment(config) is None
+    assert checked(config, is_local=False, print_line=pytest.fail) == config
     assert [asked["is_here"] for _, asked in starts.sent] == [False]
 
 
 def test_a_wrong_parser_is_refused_by_vllm():
     with pytest.raises(SkimError, match=r"vLLM has no tool parser 'no-such'; choose one of .*hermes"):
-        check_deployment(deployment(PARSER))
+        check_front(deployment(PARSER))
 
 
 def test_a_process_that_ends_is_one_sentence(monkeypatch):
     monkeypatch.setattr(front_process, "PROGRAM", "router.no_such_program")
     front = FrontProcess()
-    front.send("read_flags", lines=[])
     with pytest.raises(SkimError, match=r"vLLM cannot read its options on this machine: .*no_such_program"):
-        front.receive()
+        front.ask("read_flags", lines=[])
     front.end()

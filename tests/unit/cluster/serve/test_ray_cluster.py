@@ -119,7 +119,7 @@ def test_a_ray_that_starts_at_the_second_attempt_serves(monkeypatch):
 
     monkeypatch.setattr(deployment.ray, "init", init)
     monkeypatch.setattr(deployment, "needed_resources", lambda *_, **__: {"CPU": 1.0, "target_pool": 1.0})
-    deployment._start_ray(None, {})
+    deployment._start_ray(None)
     assert calls[0] == calls[1]
     assert calls[0]["address"] == "local"
 
