@@ -6,7 +6,7 @@ from typing import Any
 from cluster.in_process.prompts import render as render_prompt
 from evals.tasks.quiz import Message
 from evals.tasks.registry import Sample
-from router.decision.rules import Decision, RequestTraits, decide
+from router.decision.rules import Decision, decide
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import SkimError
@@ -29,14 +29,7 @@ def render(sample: Sample, tokenizer: Any, options: PrefillOptions) -> RenderedP
 
 def decision_of(prompt: RenderedPrompt, options: PrefillOptions) -> Decision:
     """Whether serving would compress this prompt for a request with these options."""
-    spans = prompt.spans(options)
-    traits = RequestTraits(
-        prompt.size,
-        compressible_tokens=prompt.size - spans.protected_tokens,
-        rated=spans.layout.rates.size > 0,
-        unmapped=spans.unmapped,
-    )
-    return decide(traits, options)
+    return decide(options, prompt.size, prompt.spans(options))
 
 
 def template_messages(messages: list[Message]) -> list[Message]:

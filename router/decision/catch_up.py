@@ -6,7 +6,6 @@ as fast as a turn that a stock server has cached (`router.dispatch.catch_up` run
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from kv_transfer.options import ALWAYS
 from router.decision.cache_ledger import BLOCK_TOKENS
@@ -31,56 +30,40 @@ LIKELY = 1 / 3
 """A next turn is likely from this share of prompts with one on: two conversations then have one later turn together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """What is known of a prompt's conversation.
-
-    tokens: of prompt and answer, at most. room: tokens of a replica's prefix cache. told: the client's number of later
-    requests. share: of such prompts of its client that have a next turn (`NextTurns`). audited: chosen for a
-    measurement. has_home: all turns go to one replica. others: tokens of the other conversations that came back lately.
-    capacity: tokens of the prefix caches of all replicas.
-    """
-
-    tokens: int
-    room: float
-    told: int | None = None
-    share: float = 0.0
-    audited: bool = False
-    has_home: bool = True
-    others: int = 0
-    capacity: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Whether the target reads a prompt whole after its answer, and why, in one word."""
-
-    wanted: bool
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{'planned' if self.wanted else 'off'};reason={self.reason}"
-
-
-def plan(options: PrefillOptions, conversation: Conversation) -> Plan:
-    """The plan for a prompt of which a selection dropped something. The first rule that applies decides.
+def plan(
+    options: PrefillOptions,
+    *,
+    tokens: int,
+    room: float,
+    told: int | None = None,
+    share: float = 0.0,
+    audited: bool = False,
+    has_home: bool = True,
+    others: int = 0,
+    capacity: float = math.inf,
+) -> tuple[bool, str]:
+    """Whether the target reads a prompt, of which a selection dropped something, whole after its answer, and why.
 
     `auto` asks that a later turn is likely and would run dense then, and that the caches have room for all those that
     came back lately: what is read for one would evict another. `always` leaves that out.
+
+    tokens: of prompt and answer, at most. room: tokens of a replica's prefix cache. told: the client's number of later
+    requests. share: of such prompts of its client that have a next turn. audited: chosen for a measurement. has_home:
+    all turns go to one replica. others: tokens of the other conversations that came back lately. capacity: tokens of
+    the prefix caches of all replicas.
     """
-    told, room = conversation.told, FREE_SHARE * conversation.room
     rules = (
         (options.catch_up == OFF, False, "disabled"),
-        (conversation.tokens > room, False, "no-room"),
+        (tokens > FREE_SHARE * room, False, "no-room"),
         (options.catch_up == ALWAYS, True, "requested"),
-        (not conversation.has_home, False, "no-affinity"),
-        (conversation.tokens + conversation.others > conversation.capacity, False, "no-room"),
+        (not has_home, False, "no-affinity"),
+        (tokens + others > capacity, False, "no-room"),
         (options.enabled == ALWAYS, False, "always"),
-        (conversation.audited, True, AUDIT),
+        (audited, True, AUDIT),
         (told is not None, bool(told), "later-requests" if told else "no-later-turn"),
-        (conversation.share >= LIKELY, True, "later-turns"),
+        (share >= LIKELY, True, "later-turns"),
     )
-    return next((Plan(wanted, reason) for applies, wanted, reason in rules if applies), Plan(False, "no-later-turn"))
+    return next(((planned, reason) for applies, planned, reason in rules if applies), (False, "no-later-turn"))
 
 
 def stays_dense(choice: Decision, known: int, size: int) -> bool:

@@ -244,9 +244,9 @@ class Forecaster:
         self.caches.wrote(read.tokens)
         self.caches.dense.add(ids, hashes, ends_of(hashes))
 
-    def read_ms(self, forecast: Forecast, size: int, known: int) -> float | None:
-        """The target's milliseconds for a beginning of `size` tokens of this prompt, of which it has `known` cached."""
-        return self._target(forecast).estimate(Read.of(size, known))
+    def read_ms(self, forecast: Forecast, known: int, tokens: int) -> float | None:
+        """The target's milliseconds for so many tokens of this prompt behind `known` cached ones."""
+        return self._target(forecast).estimate(Read(tokens, known))
 
     def _target(self, forecast: Forecast) -> PoolTime:
         """The measured times of the target as it answers this prompt."""

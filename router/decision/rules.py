@@ -2,27 +2,9 @@
 
 from dataclasses import dataclass
 
+from kv_transfer.layout import NO_LAYOUT
 from router.options.request import PrefillOptions
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTraits:
-    """The properties of a request, besides its options, that the decision depends on.
-
-    prompt_tokens: length M of the rendered prompt. compressible_tokens: tokens outside all protected spans; None if
-    unknown. rated: a region of the prompt has its own keep rate. unmapped: as in PromptSpans. no_task: the text is
-    known, and no task is found in it. untrusted: a pool has failed its start probe.
-    """
-
-    prompt_tokens: int
-    prompt_logprobs: bool = False
-    echo: bool = False
-    beam_search: bool = False
-    compressible_tokens: int | None = None
-    rated: bool = False
-    unmapped: bool = False
-    no_task: bool = False
-    untrusted: bool = False
+from router.prompt.protected_spans import PromptSpans
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +19,35 @@ class Decision:
 CACHED = Decision(False, "cached")
 
 
-def decide(traits: RequestTraits, options: PrefillOptions) -> Decision:
-    """The first rule that applies makes the prompt dense and gives the reason. No rule: speculative."""
+def decide(
+    options: PrefillOptions,
+    size: int,
+    spans: PromptSpans | None = None,
+    *,
+    has_text: bool = False,
+    untrusted: bool = False,
+    prompt_logprobs: bool = False,
+    echo: bool = False,
+    beam_search: bool = False,
+) -> Decision:
+    """The first rule that applies makes the prompt dense and gives the reason. No rule: speculative.
+
+    size: tokens of the prompt. spans: None if they are not known. has_text: the text is known, so that a task would be
+    found. untrusted: a pool has failed its start probe.
+    """
+    layout = spans.layout if spans else NO_LAYOUT
     rules = (
         (not options.enabled, "disabled"),
-        (options.keeps_all and not traits.rated, "keep-all"),
-        (traits.prompt_tokens < options.min_prompt_tokens, "short-prompt"),
-        (traits.untrusted, "start-probe"),
-        (traits.prompt_logprobs, "prompt-logprobs"),
-        (traits.echo, "echo"),
-        (traits.beam_search, "beam-search"),
-        (traits.unmapped, "unmapped-chat"),
-        (traits.compressible_tokens == 0, "all-protected"),
+        (options.keeps_all and not layout.rates.size, "keep-all"),
+        (size < options.min_prompt_tokens, "short-prompt"),
+        (untrusted, "start-probe"),
+        (prompt_logprobs, "prompt-logprobs"),
+        (echo, "echo"),
+        (beam_search, "beam-search"),
+        (spans is not None and spans.unmapped, "unmapped-chat"),
+        (spans is not None and spans.protected_tokens == size, "all-protected"),
         # The look-ahead needs no task. All other scores do.
-        (traits.no_task and not options.for_prompt(windows=False).tokens_ahead, "no-task"),
+        (has_text and not len(layout.questions) and not options.for_prompt(windows=False).tokens_ahead, "no-task"),
     )
     for applies, reason in rules:
         if applies:

@@ -18,28 +18,29 @@ import asyncio
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
 
+import numpy as np
 from cachetools import LRUCache
 
-from actors.observability.metrics import Meter
-from kv_transfer.messages import GenerateOutput, TokenLogprob
-from router.admission.controller import Admission
-from router.decision.agreements import AGREES, Agreements
+from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import ADAPTER, READ_ONLY, Envelope, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
+from kv_transfer.options import AUTO, DecodeOptions
+from kv_transfer.prefix_hash import block_hashes
+from router.decision.agreements import AGREES
 from router.decision.cache_ledger import BLOCK_TOKENS
-from router.decision.catch_up import Conversation, Plan, chunk_tokens, goes_on, middle, next_read, pause_ms, plan
-from router.decision.forecast import Forecast
-from router.decision.forecaster import Forecaster
+from router.decision.catch_up import chunk_tokens, goes_on, middle, next_read, pause_ms, plan
 from router.decision.live_conversations import LiveConversations
 from router.decision.next_turns import NextTurns
-from router.dispatch.reading import Reading, is_greedy, is_judged
+from router.dispatch.parts import Parts
 from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome
-from router.explain.log import RequestLog
 from router.pools.answer_record import AnswerRecord
 from router.pools.background_tasks import BackgroundTasks
-from router.pools.interface import Pools
 from router.pools.migration import ReplicaLostError
 from skim_common.errors import SkimError
 
@@ -53,36 +54,61 @@ LOOK_S = 0.02
 """How often a catch-up that waits looks whether it may go on."""
 PREFIXES = 65536
 """Beginnings of prompts that are remembered as read."""
+SCORED_TOKENS = 128
+"""Tokens of an answer that are compared. Log probabilities of more would cost memory and say little more."""
+LOWEST_PRIORITY = 2**31 - 1
+"""vLLM serves higher numbers later, if its scheduling policy is `priority`."""
+
+_CHANGES_TOKENS = (
+    *("presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens"),
+    *("structured_outputs", "thinking_token_budget", "logits_processors"),
+)
+"""Fields of vllm.SamplingParams with which a greedy answer is not the model's likeliest tokens."""
+
+_DECIDE_NOTHING_KEPT = {"enabled", "catch_up", "lossy"}
+"""Request options with which `auto` keeps what it would keep without them."""
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """A conversation that is caught up, and how far.
+
+    ids: int32 [T], the prompt and its answer. hashes: of their blocks. key: the name of the call's API key. shape: as
+    in Outcome. judged: the guard learns from the answer. scored: first tokens of the answer that are still to be
+    scored. done: tokens of ids that the target has read. agreement: of the answer, once it is known. task: the
+    catch-up, while it runs; chunk: its running request. ended: why the task was cancelled.
+    """
+
+    prepared: Prepared
+    ids: Int32Array
+    hashes: Sequence[bytes]
+    key: str
+    shape: str
+    judged: bool
+    scored: int
+    done: int
+    agreement: float | None = None
+    task: asyncio.Task[None] | None = None
+    chunk: asyncio.Task[GenerateOutput] | None = None
+    ended: str = "stopped"
 
 
 class CatchUps:
-    """The catch-ups of one router.
+    """The catch-ups of one router."""
 
-    audit_share: of the greedy answers, which are caught up for the measurement alone where no later turn is likely.
-    has_home: calls prefer the replica of their prefix. chance: a number in [0, 1) for each answer. clock: seconds.
-    """
-
-    def __init__(
-        self,
-        meter: Meter,
-        forecaster: Forecaster,
-        admission: Admission,
-        log: RequestLog,
-        *,
-        audit_share: float = 0.0,
-        has_home: bool = True,
-        chance: Callable[[], float] = random.random,
-        clock: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
-    ) -> None:
-        self._meter, self._forecaster, self._admission, self._log = meter, forecaster, admission, log
-        self._audit_share, self._has_home, self._chance, self._clock = audit_share, has_home, chance, clock
-        self.agreements, self._next_turns = Agreements(), NextTurns(clock)
+    def __init__(self, parts: Parts) -> None:
+        self._parts, self._admission = parts, parts.admission
+        self._chance = random.random
+        self._next_turns, self._live = NextTurns(self._clock), LiveConversations(self._clock)
         self._waiting: deque[Reading] = deque()
         self._running: list[Reading] = []
         self._tasks = BackgroundTasks()
         self._read: LRUCache[bytes, None] = LRUCache(PREFIXES)
+        self._numbers = count()
         self._streams, self._closed = 0, False
-        self._live = LiveConversations(clock)
+
+    def _clock(self) -> float:
+        return asyncio.get_running_loop().time()
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -93,26 +119,27 @@ class CatchUps:
         finally:
             self._streams -= 1
 
-    def plan(self, pools: Pools, prepared: Prepared, outcome: Outcome) -> Plan:
-        """Whether a prompt of which a selection dropped something is to be caught up."""
-        request, replicas = outcome.call.request, max(pools.replicas("target"), 1e-3)
-        may_audit = outcome.mode == "speculative" and is_greedy(prepared) and is_judged(prepared, outcome)
-        conversation = Conversation(
+    def plan(self, prepared: Prepared, outcome: Outcome) -> None:
+        """Decide whether a prompt of which a selection dropped something is to be caught up."""
+        request, forecast, pools = outcome.call.request, prepared.forecast, self._parts.pools
+        ledger, settings = self._parts.forecaster.caches.dense, self._parts.settings
+        may_audit = outcome.mode == "speculative" and _is_greedy(prepared) and _is_judged(prepared, outcome)
+        outcome.catches_up, outcome.catch_up_reason = plan(
+            prepared.options,
             tokens=prepared.size + prepared.prompt.max_tokens,
-            room=self._forecaster.caches.dense.horizon / replicas if pools.target.cache_tokens else 0.0,
+            room=ledger.horizon / max(pools.replicas("target"), 1e-3) if pools.target.cache_tokens else 0.0,
             told=request.later_requests,
             share=self._next_turns.share((request.key, outcome.shape)),
-            audited=may_audit and self._chance() < self._audit_share,
-            has_home=self._has_home,
-            others=self._live.others(*_place(prepared.forecast)),
-            capacity=self._forecaster.caches.dense.capacity,
+            audited=may_audit and self._chance() < settings.audit_share,
+            has_home=settings.affinity,
+            others=self._live.others(forecast.hashes, forecast.sizes.opening),
+            capacity=ledger.capacity,
         )
-        return plan(prepared.options, conversation)
 
     def tokens(self, prepared: Prepared) -> int:
         """Tokens at a prompt's beginning that catch-ups of its earlier turns have read, and that are still cached."""
         hashes = prepared.forecast.hashes
-        blocks = next((place for place in range(len(hashes), 0, -1) if hashes[place - 1] in self._read), 0)
+        blocks = next((number for number in range(len(hashes), 0, -1) if hashes[number - 1] in self._read), 0)
         return min(blocks * BLOCK_TOKENS, prepared.forecast.dense.tokens)
 
     def arrived(self, prepared: Prepared) -> None:
@@ -126,7 +153,8 @@ class CatchUps:
     def hold(self) -> None:
         """The router is loaded: chunks that run are cancelled, and asked for again in idle time."""
         for reading in self._running:
-            reading.hold()
+            if reading.chunk is not None:
+                reading.chunk.cancel()
 
     def close(self) -> None:
         """End all of them, and begin none any more: the router stops."""
@@ -134,23 +162,40 @@ class CatchUps:
         for reading in [*self._waiting, *self._running]:
             self._cancel(reading, "stopped")
 
-    def begin(self, pools: Pools, prepared: Prepared, outcome: Outcome, answer: AnswerRecord) -> None:
+    def begin(self, prepared: Prepared, outcome: Outcome, answer: AnswerRecord) -> None:
         """A prompt has its answer: catch up, if that is planned."""
-        hashes, opening = _place(prepared.forecast)
+        hashes, opening = prepared.forecast.hashes, prepared.forecast.sizes.opening
         self._live.note(hashes, opening, prepared.size)
         if prepared.ruled.speculative and (block := middle(hashes, opening)) is not None:
             self._next_turns.answered((outcome.call.request.key, outcome.shape), hashes[block])
-        if self._closed or outcome.catch_up is None or not outcome.catch_up.wanted or not answer.finished:
+        if self._closed or not outcome.catches_up or not answer.finished:
             return
-        self._waiting.append(Reading.of(pools, prepared, outcome, answer))
+        self._waiting.append(self._reading(prepared, outcome, answer))
         if len(self._waiting) > MOST_WAITING:
             [(most, _)] = Counter(other.key for other in self._waiting).most_common(1)
             self._cancel(next(other for other in self._waiting if other.key == most), "dropped")
         self._start()
 
+    def _reading(self, prepared: Prepared, outcome: Outcome, answer: AnswerRecord) -> Reading:
+        """Of several answers none is read: the client goes on with one of them at most."""
+        several = (answer.asked.sampling.get("n") or 1) > 1
+        prompt, answered = prepared.prompt.rendered.token_ids, answer.first_token_ids[: 0 if several else None]
+        target, forecast = self._parts.pools.target, prepared.forecast
+        ids = np.concatenate([prompt, answered])[: min(target.max_model_len, target.max_position) - 1]
+        return Reading(
+            prepared,
+            ids,
+            block_hashes(ids, BLOCK_TOKENS, forecast.salt, known=forecast.hashes),
+            outcome.call.request.key,
+            outcome.shape,
+            _is_judged(prepared, outcome),
+            min(SCORED_TOKENS, max(0, int(ids.size - prompt.size))) if _is_greedy(prepared) else 0,
+            done=min(forecast.known_dense, int(prompt.size) - 1) // BLOCK_TOKENS * BLOCK_TOKENS,
+        )
+
     def _start(self) -> None:
         """Start as many as there are replicas, each of which has idle time of its own."""
-        while self._waiting and len(self._running) < max(1, int(self._waiting[0].pools.replicas("target"))):
+        while self._waiting and len(self._running) < max(1, int(self._parts.pools.replicas("target"))):
             reading = self._waiting.popleft()
             self._running.append(reading)
             reading.task = self._tasks.start(self._run(reading))
@@ -164,13 +209,13 @@ class CatchUps:
             self._end(reading, why)
 
     def _end(self, reading: Reading, outcome: str) -> None:
-        self._meter.record("skim_router_catch_ups_total", 1, outcome=outcome)
+        self._parts.meter.record("skim_router_catch_ups_total", 1, outcome=outcome)
         self._note(reading, outcome)
 
     def _note(self, reading: Reading, state: str) -> None:
         """Tell the explain view."""
-        found = {"state": state, "tokens": reading.done, "of": int(reading.ids.size), "agreement": reading.agreement}
-        self._log.note_catch_up(reading.prepared.request_id, found, reading.key)
+        shown = {"state": state, "tokens": reading.done, "of": int(reading.ids.size), "agreement": reading.agreement}
+        self._parts.log.note_catch_up(reading.prepared.request_id, shown, reading.key)
 
     async def _run(self, reading: Reading) -> None:
         outcome = "failed"
@@ -190,65 +235,101 @@ class CatchUps:
             self._start()
 
     async def _catch_up(self, reading: Reading) -> str:
-        """Read the conversation. Returns the outcome, one word. Raises SkimError."""
+        """Read the conversation, chunk by chunk. Returns the outcome, one word. Raises SkimError."""
+        forecaster, forecast = self._parts.forecaster, reading.prepared.forecast
+        losses = 0  # how often the target had lost its tokens
+        resume_at = 0.0  # when running streams have had their share of the replica's time
         while reading.done < reading.ids.size:
-            await self._idle(reading)
-            size, chunk = reading.prepared.size, self._chunk(reading)
-            end, scored = next_read(reading.done, size, reading.scored, reading.ids.size, chunk)
-            began = self._clock()
+            # Much of the router changes what this waits for.
+            while not self._admission.is_idle or (self._streams and self._clock() < resume_at):  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
+            done, began = reading.done, self._clock()
+            chunk = chunk_tokens(partial(forecaster.read_ms, forecast, done))
+            end, scored = next_read(done, reading.prepared.size, reading.scored, int(reading.ids.size), chunk)
             try:
-                output = await reading.read(end, scored)
+                output = await self._read_chunk(reading, end, scored)
             except ReplicaLostError:
-                self._forecaster.caches.dense.forget(reading.hashes[: reading.done // BLOCK_TOKENS])
-                reading.losses, reading.done = reading.losses + 1, 0
-                if reading.losses > 1:
+                forecaster.caches.dense.forget(reading.hashes[: done // BLOCK_TOKENS])
+                losses, reading.done = losses + 1, 0
+                if losses > 1:
                     raise
                 continue
             if output is not None:
                 now = self._clock()
-                reading.resume_at = now + pause_ms(1e3 * (now - began)) / 1e3
-                reading.losses += 2 * output.cached_tokens < reading.done
+                resume_at = now + pause_ms(1e3 * (now - began)) / 1e3
+                losses += 2 * output.cached_tokens < done
                 self._learn(reading, end, scored, output)
-                if reading.losses > 1:
+                if losses > 1:
                     return "evicted"
         return "done"
 
-    async def _idle(self, reading: Reading) -> None:
-        """Wait until no client's prompt waits or is read, and streams on its replica have had their share."""
-        # Much of the router changes what this waits for.
-        while not self._admission.is_idle or (self._streams and self._clock() < reading.resume_at):  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
+    async def _read_chunk(self, reading: Reading, end: int, scored: int) -> GenerateOutput | None:
+        """The target's output for the first `end` of ids; None if `hold` has cancelled it."""
+        prepared = reading.prepared
+        # As the client's own: only the priority is another.
+        request = GenerateRequest(
+            f"{prepared.wire_id}-catch-up-{next(self._numbers)}",
+            KeptPrompt.dense(reading.ids[:end]),
+            dict(READ_ONLY),
+            LOWEST_PRIORITY,
+            prepared.prompt.cache_salt,
+            {name: value for name, value in prepared.prompt.engine_args.items() if name == ADAPTER},
+            DecodeOptions(method="none"),
+            envelope=Envelope(affinity=prepared.affinity),
+            scored=scored,
+        )
+        reading.chunk = asyncio.create_task(self._only_output(request))
+        try:
+            return await reading.chunk
+        except asyncio.CancelledError:
+            if reading.task is not None and reading.task.cancelling():
+                raise
+            return None
+        finally:
+            reading.chunk = None
 
-    def _chunk(self, reading: Reading) -> int:
-        forecast, done = reading.prepared.forecast, reading.done
-        return chunk_tokens(lambda tokens: self._forecaster.read_ms(forecast, done + tokens, done))
+    async def _only_output(self, request: GenerateRequest) -> GenerateOutput:
+        async with aclosing(self._parts.pools.generate(request)) as outputs:
+            [output] = [output async for output in outputs]
+            return output
 
     def _learn(self, reading: Reading, end: int, scored: int, output: GenerateOutput) -> None:
         """The target has read the conversation up to `end`."""
         blocks = reading.hashes[: end // BLOCK_TOKENS]
-        self._forecaster.read_behind(reading.prepared.forecast, reading.ids[:end], blocks, output)
+        self._parts.forecaster.read_behind(reading.prepared.forecast, reading.ids[:end], blocks, output)
         if blocks:
             self._read[blocks[-1]] = None
-        self._meter.record("skim_router_catch_up_tokens_total", end - output.cached_tokens)
+        self._parts.meter.record("skim_router_catch_up_tokens_total", end - output.cached_tokens)
         reading.done = end
         if scored:
             reading.scored = 0
             self._compare(reading, output.prompt_logprobs or ())
         self._note(reading, "reading")
 
-    def _compare(self, reading: Reading, told: Sequence[Sequence[TokenLogprob] | None]) -> None:
-        """Measure how much of the answer the dense model would have chosen. told: empty if its tokens were cached."""
-        likeliest = [candidates[0].rank == 1 for candidates in told if candidates]
+    def _compare(self, reading: Reading, logprobs: Sequence[Sequence[TokenLogprob] | None]) -> None:
+        """Measure how much of the answer the dense model would have chosen. logprobs: empty if its tokens were
+        cached."""
+        likeliest = [candidates[0].rank == 1 for candidates in logprobs if candidates]
         if not likeliest:
             return
         reading.agreement = sum(likeliest) / len(likeliest)
-        agrees = reading.agreement >= AGREES
+        agrees, meter = reading.agreement >= AGREES, self._parts.meter
         if reading.judged:
-            self.agreements.measured((reading.key, reading.shape), agrees=agrees)
-        self._meter.record("skim_router_audit_agreement", reading.agreement, kind=reading.shape)
-        self._meter.record("skim_router_audits_total", 1, outcome="agrees" if agrees else "differs", kind=reading.shape)
+            self._parts.agreements.measured((reading.key, reading.shape), agrees=agrees)
+        meter.record("skim_router_audit_agreement", reading.agreement, kind=reading.shape)
+        meter.record("skim_router_audits_total", 1, outcome="agrees" if agrees else "differs", kind=reading.shape)
 
 
-def _place(forecast: Forecast) -> tuple[Sequence[bytes], int]:
-    """By what `LiveConversations` knows a prompt's conversation."""
-    return forecast.hashes, forecast.sizes.opening
+def _is_greedy(prepared: Prepared) -> bool:
+    """Whether the answer has the likeliest tokens after the kept prompt, so that those after the whole one compare."""
+    sampling = prepared.prompt.sampling
+    plain = (sampling.get("repetition_penalty") or 1.0) == 1.0 and not any(map(sampling.get, _CHANGES_TOKENS))
+    return plain and sampling.get("temperature", 1.0) == 0 and (sampling.get("n") or 1) == 1
+
+
+def _is_judged(prepared: Prepared, outcome: Outcome) -> bool:
+    """Whether the answer tells what `auto` does by the deployment's own options: the client gives none that decide what
+    is kept, and the load has left out nothing of it."""
+    request = outcome.call.request
+    own = request.options.model_fields_set <= _DECIDE_NOTHING_KEPT and request.keep_fields is None
+    return own and request.options.enabled == AUTO and "shed" not in outcome.notes

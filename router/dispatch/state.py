@@ -17,7 +17,6 @@ from kv_transfer.messages import Selection
 from kv_transfer.options import SelectionOptions
 from kv_transfer.sampling_limits import check_reply_size
 from router.admission.ticket import PromptGroup
-from router.decision.catch_up import Plan
 from router.decision.cost_model import Estimate
 from router.decision.rules import Decision
 from router.dispatch.request import Prepared, Prompt, Request
@@ -36,8 +35,9 @@ class Outcome:
     mode: dense or speculative; empty until decided. reason: in one word. estimate: the forecast that chose the mode;
     None if it was not chosen by time. notes: parameters of the reason, see `explained`. selection: None for a dense
     prompt; messages: the places of the chat's. tokens_ahead: N, the look-ahead of a selection. answer_tokens: counted
-    only if the call is traced. catch_up: the plan for a prompt that lost tokens. caught_up: tokens at the
-    beginning that catch-ups of earlier turns have read. shape: of the prompt, by `router.decision.agreements`.
+    only if the call is traced. catches_up: the target reads all of a prompt that lost tokens, after its answer;
+    catch_up_reason: why or why not, in one word. caught_up: tokens at the beginning that catch-ups of earlier turns
+    have read. shape: of the prompt, by `router.decision.agreements`.
     """
 
     call: "CallState"
@@ -53,7 +53,8 @@ class Outcome:
     selection: Selection | None = None
     messages: Callable[[], Sequence[MessageSpan]] = list
     answer_tokens: int = 0
-    catch_up: Plan | None = None
+    catches_up: bool = False
+    catch_up_reason: str = ""
     caught_up: int = 0
     shape: str = ""
 
@@ -78,6 +79,11 @@ class Outcome:
     def reused_tokens(self) -> int:
         return 0 if self.selection is None else self.selection.reused_tokens
 
+    def seconds(self, started: float) -> float:
+        """The time since the call arrived. A later step of a beam search is a prompt that arrived when it was prepared:
+        started, as in Prepared."""
+        return time.perf_counter() - (self.call.request.arrived if self in self.call.prompts else started)
+
     @property
     def explained(self) -> str:
         """The reason with parameters, as an HTTP structured field (RFC 9651): both estimates in milliseconds, and the
@@ -96,7 +102,9 @@ class Outcome:
         planned or off, with the reason. Of a prompt that lost none: caught-up, if `tokens` of it were read after an
         earlier turn, or none.
         """
-        state = str(self.catch_up) if self.catch_up else "caught-up" if self.caught_up else "none"
+        state = "caught-up" if self.caught_up else "none"
+        if self.catch_up_reason:
+            state = f"{'planned' if self.catches_up else 'off'};reason={self.catch_up_reason}"
         return f"{state};tokens={self.caught_up}" if self.caught_up else state
 
     def decided(self, prepared: Prepared, decision: Decision) -> None:
@@ -207,7 +215,7 @@ class CallState:
             "x-skim-coverage": [f"{p.coverage:.4f}" for p in self.prompts],
             "x-skim-look-ahead": [str(p.tokens_ahead if p.mode == "speculative" else 0) for p in self.prompts],
         }
-        if any(p.catch_up or p.caught_up for p in self.prompts):
+        if any(p.catch_up_reason or p.caught_up for p in self.prompts):
             values["x-skim-catch-up"] = [p.catch_up_state for p in self.prompts]
         headers = [lengths, *((name, ", ".join(parts)) for name, parts in values.items())]
         return [*headers, ("server-timing", self._server_timing())] if self.answering else headers

@@ -16,7 +16,7 @@ from router.admission.ticket import AdmissionRequest
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CURRENT, CallState, nothing
-from router.dispatch.tracing import TracedRequest, traced_request
+from router.dispatch.telemetry import TracedRequest, traced_request
 from router.http.body_fields import BodyFields, hinted_priority, read_fields
 from router.http.body_limits import BodyBudget, check_headers, read_body
 from router.http.response import DeferredResponse, respond

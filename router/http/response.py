@@ -21,9 +21,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from router.dispatch.losses import losses_of
 from router.dispatch.state import CallState
-from router.http.usage import COUNTED, holds_usage, with_losses, with_original_tokens
+from router.http.usage import COUNTED, holds_usage, losses_of, with_losses, with_original_tokens
 from router.options.errors import HttpError
 
 MAX_VALUE_CHARS = 384

@@ -3,10 +3,14 @@
 It knows only the published forms of the answers, JSON and events of a stream. All other bytes stay as they are.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+
+from router.dispatch.state import CallState, Outcome
 
 EDIT = "skim_selection"
 """The type of the edit in an answer of /v1/messages."""
@@ -30,6 +34,36 @@ COUNTED = "/messages/count_tokens"
 
 _Object = dict[str, msgspec.Raw]
 Edits = Sequence[Mapping[str, Any]]
+
+
+def losses_of(call: CallState) -> dict[str, Any]:
+    """The fields that are added to the usage of an answer; all its prompts are decided.
+
+    kept_tokens, dropped_tokens: of all prompts. largest_dropped: the role of a chat's messages that lost most tokens;
+    missing if none did. Empty if nothing was dropped and the request has no option of Skim: its answer is then that of
+    a stock server.
+    """
+    if not (call.request.options.model_fields_set or any(prompt.dropped_tokens for prompt in call.prompts)):
+        return {}
+    losses: dict[str, Any] = {
+        "kept_tokens": sum(prompt.kept_tokens for prompt in call.prompts),
+        "dropped_tokens": sum(prompt.dropped_tokens for prompt in call.prompts),
+    }
+    by_role = sum(map(_dropped_by_role, call.prompts), Counter[str]())
+    for role, tokens in by_role.most_common(1):
+        losses["largest_dropped"] = {"role": role, "tokens": tokens}
+    return losses
+
+
+def _dropped_by_role(prompt: Outcome) -> Counter[str]:
+    """The dropped tokens of a chat's messages by role; of a raw prompt, none."""
+    counts = Counter[str]()
+    if prompt.selection is not None and prompt.dropped_tokens:
+        dropped = np.ones(prompt.prompt_tokens, bool)
+        dropped[prompt.selection.kept.positions] = False
+        for message in prompt.messages():
+            counts[message.role] += int(dropped[message.start : message.end].sum())
+    return counts
 
 
 def holds_usage(body: bytes) -> bool:

@@ -16,7 +16,7 @@ from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, Schedule
 from actors.observability.exposition import OF_CLIENTS, QUEUES, VLLM, Exposition, expose, named
 from actors.observability.metrics import PROCESS
 from router.admission.controller import Admission
-from router.dispatch.metrics import ClientMetrics
+from router.dispatch.telemetry import ClientMetrics
 
 
 def stat_logger(vllm_config: VllmConfig, registry: CollectorRegistry) -> PrometheusStatLogger:

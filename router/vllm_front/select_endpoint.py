@@ -24,8 +24,8 @@ from router.admission.api_keys import LimitReachedError
 from router.dispatch.apart import apart
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt
+from router.dispatch.select import TokenBudget
 from router.dispatch.state import CURRENT, CallState
-from router.dispatch.token_budget import TokenBudget
 from router.explain.selected_text import PlacedText, SelectedPrompt
 from router.http.select_body import Messages, SelectBody, texts_of
 from router.options.errors import HttpError, RefusedError

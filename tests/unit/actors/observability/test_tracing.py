@@ -44,7 +44,9 @@ def loaded_by(code):
 def test_off_imports_only_the_api_of_opentelemetry():
     module = "from actors.observability.tracing import create_tracer; "
     off = module + "tracer = create_tracer(None); tracer.span('a', {}).__enter__().child('b')"
-    assert loaded_by(off + "; import actors.observability.pool_spans, router.dispatch.tracing; tracer.close()") == "[]"
+    assert (
+        loaded_by(off + "; import actors.observability.pool_spans, router.dispatch.telemetry; tracer.close()") == "[]"
+    )
     on = module + "create_tracer(dict(endpoint='http://x', sample_ratio=1, service_name='s'))"
     assert "opentelemetry.exporter.otlp" in loaded_by(on), "the control"
 

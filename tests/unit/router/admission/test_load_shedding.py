@@ -3,7 +3,7 @@
 import pytest
 
 from router.admission.ticket import CATCH_UP, KEEP, relative_load
-from router.dispatch.admit import least_keep
+from router.dispatch.prepare import least_keep
 from router.options.request import PREFILL, PrefillOptions
 
 

@@ -13,8 +13,6 @@ from router.decision.catch_up import (
     LEAST_CHUNK,
     LIKELY,
     STREAM_SHARE,
-    Conversation,
-    Plan,
     chunk_tokens,
     goes_on,
     next_read,
@@ -51,13 +49,14 @@ SMALL = {"tokens": 1000, "room": 10_000.0}
     ],
 )
 def test_the_plan(options, known, expected):
-    assert str(plan(PrefillOptions(**options), Conversation(**{**SMALL, **known}))) == expected
+    planned, reason = plan(PrefillOptions(**options), **{**SMALL, **known})
+    assert f"{'planned' if planned else 'off'};reason={reason}" == expected
 
 
 def test_a_conversation_takes_its_share_of_the_cache_and_no_more():
     for tokens, wanted in ((5000, True), (5001, False)):
-        found = plan(PrefillOptions(), Conversation(tokens, 5000 / FREE_SHARE, told=1))
-        assert found == Plan(wanted, "later-requests" if wanted else "no-room")
+        found = plan(PrefillOptions(), tokens=tokens, room=5000 / FREE_SHARE, told=1)
+        assert found == (wanted, "later-requests" if wanted else "no-room")
 
 
 def reads(prompt, answer, scored=0, chunk=CHUNK_TOKENS, done=0):

@@ -16,8 +16,8 @@ from router.decision.catch_up import STREAM_SHARE
 from router.decision.live_conversations import IDLE_S
 from router.decision.next_turns import REST_S
 from router.dispatch import catch_up as measured
+from router.dispatch.catch_up import LOWEST_PRIORITY, SCORED_TOKENS
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.reading import LOWEST_PRIORITY, SCORED_TOKENS
 from router.dispatch.request import Request
 from router.dispatch.state import CallState
 from router.options.request import PrefillOptions, SpeculationOptions
@@ -647,14 +647,14 @@ async def test_a_kind_whose_answers_differ_runs_dense():
     pools = Pools()
     dispatcher = a_dispatcher(pools)
     for _ in range(2 * int(ENOUGH)):
-        dispatcher.catch_ups.agreements.measured(("", "text"), agrees=False)
+        dispatcher.agreements.measured(("", "text"), agrees=False)
     found = await turn(dispatcher, tokens(1, SIZE), "a", later=0)
     assert (found.outcome.mode, found.outcome.reason) == ("dense", "guard-agreement")
     for place, asked in enumerate(({"keep_rate": 0.2}, {"has_tools": True}, {"caller": a_caller("other")})):
         other = await turn(dispatcher, tokens(2 + place, SIZE), f"r{place}", later=0, **asked)
         assert other.outcome.mode == "speculative"
     unguarded = a_dispatcher(Pools(), guard=False)
-    unguarded.catch_ups.agreements = dispatcher.catch_ups.agreements
+    unguarded.agreements = dispatcher.agreements
     assert (await turn(unguarded, tokens(1, SIZE), later=0)).outcome.mode == "speculative"
 
 
@@ -677,7 +677,7 @@ def test_the_guard_learns_from_what_auto_does_by_itself(options, learns):
         dispatcher = a_dispatcher(pools)
         await turn(dispatcher, tokens(1, SIZE), caller=a_caller("one"), **options)
         await settled(dispatcher)
-        assert set(dispatcher.catch_ups.agreements._shares) == ({("one", "text")} if learns else set())
+        assert set(dispatcher.agreements._shares) == ({("one", "text")} if learns else set())
         assert dispatcher.meter.recorded["skim_router_audits_total"][0][1]["outcome"] == "differs"
 
     virtual_time.run(run())

@@ -8,7 +8,7 @@ import pytest
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import AUTO
-from router.dispatch.token_budget import TokenBudget
+from router.dispatch.select import TokenBudget
 from router.options.errors import InvalidOptionError
 from router.options.request import PrefillOptions
 from skim_common.errors import SkimError

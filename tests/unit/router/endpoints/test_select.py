@@ -15,7 +15,7 @@ import torch
 from kv_transfer import codec
 from router.admission.ticket import OverloadedError
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.token_budget import TokenBudget
+from router.dispatch.select import TokenBudget
 from router.options.request import PrefillOptions
 from router.options.settings import RouterConfig
 from router.prompt.rendered import RenderedPrompt

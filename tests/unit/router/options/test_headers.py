@@ -78,9 +78,7 @@ async def test_later_requests_act_or_are_refused_on_every_endpoint(path, served,
     """A router that has measured nothing runs a prompt speculative, unless many later requests are told."""
 
     async def reason(headers):
-        forecaster, dispatcher = Forecaster(), served.dispatcher
-        monkeypatch.setattr(dispatcher, "forecaster", forecaster)
-        monkeypatch.setattr(dispatcher._preparation, "_forecaster", forecaster)
+        monkeypatch.setattr(served.dispatcher, "forecaster", Forecaster())
         use_pools()
         body = request_body(path, document, speculative_prefill={"enabled": "auto", "keep_rate": 0.25})
         answer = await served.client.post(path, json=body, headers=headers)

@@ -1,19 +1,82 @@
-"""The router's trace spans: one for each HTTP request, and one for each call of its prompts to a pool."""
+"""What a router measures of each prompt: its metrics, and its trace spans.
 
-from collections.abc import Iterator
+There is a span for each HTTP request, and one for each call of its prompts to a pool.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Scope, Send
 
+from actors.observability.metrics import Meter
 from actors.observability.pool_spans import AnswerTally
 from actors.observability.tracing import TRACE_HEADERS, Span, Tracer
+from router.decision.pool_time import Speeds
 from router.dispatch.state import CallState, Outcome
+from router.options.headers import TIMING_PARTS, TOTAL
+from router.pools.migration import Migration
 
 TOKENIZE, SELECT, GENERATE = "skim.router.tokenize", "skim.router.select", "skim.router.generate"
 
 _OPERATIONS = {"/v1/completions": "text_completion", "/v1/select": "select"}
 """OpenTelemetry's gen_ai.operation.name by route; every other route that answers a prompt is `chat`."""
+
+
+class ClientMetrics:
+    """Is told what clients wait for. This one records nothing; `router.vllm_front.metrics` has one with vLLM's names.
+
+    seconds: since the prompt arrived.
+    """
+
+    def began(self, prompt_tokens: int, seconds: float) -> None:
+        """The target has made the first token for a prompt of so many tokens."""
+        return
+
+    def ended(self, prompt_tokens: int, seconds: float) -> None:
+        """The answer to it is complete."""
+        return
+
+
+def record_decision(meter: Meter, prompt: Outcome) -> None:
+    """Record a prompt when its mode is decided. A beam search records each of its steps."""
+    meter.record("skim_router_requests_total", 1, mode=prompt.mode, reason=prompt.reason)
+    meter.record("skim_router_prompt_tokens_total", prompt.prompt_tokens, mode=prompt.mode)
+    meter.record("skim_router_kept_tokens_total", prompt.kept_tokens, mode=prompt.mode)
+    if prompt.mode == "speculative":
+        meter.record("skim_router_keep_rate", prompt.keep_rate)
+        meter.record("skim_router_coverage", prompt.coverage)
+
+
+def record_forecast(meter: Meter, prompt: Outcome, ms: float) -> None:
+    """Record how right the forecast was that chose the mode. ms: from the choice until the first token."""
+    if prompt.estimate is not None:
+        ratio = prompt.estimate.of(prompt.mode) / max(ms, 1e-3)
+        meter.record("skim_router_forecast_ratio", ratio, mode=prompt.mode)
+
+
+def record_speeds(meter: Meter, speeds: Mapping[str, Speeds]) -> None:
+    """Record how fast the pools read. speeds: by pool."""
+    for pool, (fixed, linear, attention) in speeds.items():
+        meter.record("skim_router_read_fixed_seconds", fixed, pool=pool)
+        for part, speed in (("linear", linear), ("attention", attention)):
+            if math.isfinite(speed):
+                meter.record("skim_router_read_speed", speed, pool=pool, part=part)
+
+
+def record_first_token(meter: Meter, prompt: Outcome, cached_tokens: int) -> None:
+    """Record the times of a prompt. cached_tokens: prompt tokens that the target found in its prefix cache."""
+    meter.record("skim_router_cached_tokens_total", cached_tokens, mode=prompt.mode)
+    for part, ms in prompt.timings.items():
+        if part in TIMING_PARTS or part == TOTAL:
+            meter.record("skim_router_ttft_seconds", ms / 1e3, mode=prompt.mode, part=part)
+
+
+def record_migration(meter: Meter, migration: Migration) -> None:
+    """Record that a request goes to another target replica."""
+    meter.record("skim_router_migrations_total", 1, cause=migration.cause)
+    meter.record("skim_router_replayed_tokens_total", migration.answered)
 
 
 class TracedRequest:
@@ -50,11 +113,10 @@ class TracedRequest:
         self.span.set(attributes)
         if not self._answered:
             self.span.set({"skim.cancelled": True})
-        prompts = self.call.prompts if self.call else []
-        if prompts:
+        if self.call and self.call.prompts:
             operation = _OPERATIONS.get(str(route), "chat")
             names = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "skim", "gen_ai.request.model": model}
-            self.span.set({**names, **_summary(prompts)})
+            self.span.set({**names, **_summary(self.call.prompts)})
         error = self.call.error if self.call else None
         if error is not None and error.status >= 500:
             self.span.fail(error.type)
@@ -90,12 +152,12 @@ def note_prompt(span: Span, request_id: str, prompt: Outcome, answer: AnswerTall
 
 def _summary(prompts: list[Outcome]) -> dict[str, str | int | float]:
     """Attributes of all prompts: counts are sums, modes and reasons are the different ones."""
-    read, kept = (sum(getattr(p, name) for p in prompts) for name in ("prompt_tokens", "kept_tokens"))
+    size, kept = sum(p.prompt_tokens for p in prompts), sum(p.kept_tokens for p in prompts)
     words = {name: sorted({getattr(p, name) for p in prompts} - {""}) for name in ("mode", "reason")}
     return {
-        "gen_ai.usage.input_tokens": read,
+        "gen_ai.usage.input_tokens": size,
         "gen_ai.usage.output_tokens": sum(p.answer_tokens for p in prompts),
         "skim.kept_tokens": kept,
-        "skim.keep_rate": kept / read,
-        **{f"skim.{name}": ", ".join(found) for name, found in words.items() if found},
+        "skim.keep_rate": kept / size,
+        **{f"skim.{name}": ", ".join(values) for name, values in words.items() if values},
     }

@@ -1,0 +1,85 @@
+"""The stage of a prompt at the target pool: its answer, from as many replicas as it takes, and what is learned."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from actors.observability.pool_spans import AnswerTally
+from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
+from router.admission.ticket import Ticket
+from router.dispatch.parts import Parts
+from router.dispatch.request import Prepared
+from router.dispatch.state import Outcome
+from router.dispatch.telemetry import GENERATE, note_prompt, record_first_token, record_forecast, record_migration
+from router.options.headers import TOTAL, add_prefill
+from router.pools.answer_record import AnswerRecord
+from router.pools.migration import DeadlyRequestError, GivenUpError, Migration, ReplicaLostError, migrate
+
+
+async def generate(
+    parts: Parts, prepared: Prepared, outcome: Outcome, kept: KeptPrompt, answer: AnswerRecord, ticket: Ticket
+) -> AsyncGenerator[GenerateOutput, None]:
+    """The outputs for the client. answer: grows with them. Raises as `migrate`."""
+    call, pools, forecast = outcome.call, parts.pools, prepared.forecast
+    has_begun = False  # a replica has the request; it ends the drafting session with the answer
+    sent = time.perf_counter()
+
+    def attempt(request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        envelope = replace(request.envelope, timeout_ms=call.request.deadline.left_ms, trace=span.headers)
+        return pools.generate(replace(request, envelope=envelope), outcome.admit)
+
+    def moved(migration: Migration) -> None:
+        nonlocal has_begun
+        has_begun = False
+        record_migration(parts.meter, migration)
+        parts.log.note_migration(prepared.request_id, prepared.size, migration, call.request.key, call.request_id)
+
+    def received(output: GenerateOutput) -> None:
+        nonlocal has_begun
+        has_begun = True
+        if ticket.stage == "prefill":
+            parts.admission.prefilled(ticket, output)
+            parts.clients.began(prepared.size, outcome.seconds(prepared.started))
+            _record_first(parts, prepared, outcome, kept, ticket, output, sent)
+
+    with parts.forecaster.sent(forecast, kept), call.span.child(GENERATE, "client") as span:
+        tally = AnswerTally(span, prepared.prompt.sampling)
+        parts.admission.sent(ticket)
+        try:
+            enabled = parts.settings.migration
+            async with aclosing(migrate(answer, attempt, moved, received, enabled=enabled)) as outputs:
+                async for output in outputs:
+                    tally.add(output)
+                    yield output
+        except (ReplicaLostError, GivenUpError, DeadlyRequestError):
+            has_begun = False
+            parts.meter.record("skim_router_given_up_total", 1)
+            raise
+        finally:
+            outcome.answer_tokens = tally.tokens
+            note_prompt(span, prepared.wire_id, outcome, tally)
+            parts.forecaster.ended(forecast, kept, answer.first_token_ids)
+            if kept.session is not None and not has_begun:
+                parts.background.start(pools.end_session(kept.session))
+
+
+def _record_first(
+    parts: Parts,
+    prepared: Prepared,
+    outcome: Outcome,
+    kept: KeptPrompt,
+    ticket: Ticket,
+    output: GenerateOutput,
+    sent: float,
+) -> None:
+    """Learn from the first output of a replica: the client of an answer in one piece gets the last one alone."""
+    now, queued_ms, timings = time.perf_counter(), ticket.queued_ms, outcome.timings
+    add_prefill(timings, output.timings, 1e3 * (now - sent))
+    timings["queue"] += queued_ms
+    timings[TOTAL] = 1e3 * (now - outcome.call.request.arrived)
+    record_first_token(parts.meter, outcome, output.cached_tokens)
+    queue, prefill = output.timings.get("queue", 0.0), timings["prefill"]
+    parts.forecaster.began(prepared.forecast, kept, output.cached_tokens, prefill, queue)
+    record_forecast(parts.meter, outcome, 1e3 * (sent - prepared.started) - queued_ms + queue + prefill)
+    outcome.call.answering = True

@@ -1,0 +1,27 @@
+"""What the stages of a prompt work with."""
+
+from actors.observability.metrics import Meter
+from router.admission.controller import Admission
+from router.decision.agreements import Agreements
+from router.decision.forecaster import Forecaster
+from router.dispatch.telemetry import ClientMetrics
+from router.explain.log import RequestLog
+from router.options.settings import RouterConfig
+from router.pools.background_tasks import BackgroundTasks
+from router.pools.interface import Pools
+from router.pools.prefix_affinity import PrefixKeys
+
+
+class Parts:
+    """The pools, and what one router knows and counts. admission: None: one without limits.
+
+    clients: the HTTP front sets its own. keys: None: calls prefer no replica.
+    """
+
+    def __init__(self, pools: Pools, settings: RouterConfig, meter: Meter, admission: Admission | None = None) -> None:
+        self.pools, self.settings, self.meter = pools, settings, meter
+        self.admission = admission or Admission(meter)
+        self.forecaster, self.agreements = Forecaster(), Agreements()
+        self.keys = PrefixKeys() if settings.affinity else None
+        self.clients, self.log = ClientMetrics(), RequestLog()
+        self.background = BackgroundTasks()

@@ -1,0 +1,193 @@
+"""The stages of a prompt before an engine gets it: what is known of it, whether it is selected from, its admission."""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+
+from kv_transfer.limits import check_speculator_length, check_target_length
+from kv_transfer.messages import ADAPTER
+from kv_transfer.options import AUTO
+from kv_transfer.prefix_hash import block_hashes
+from kv_transfer.sampling_limits import check_sampling, first_logprobs
+from kv_transfer.windows import WindowPlan
+from router.admission.api_keys import FIRST_PRIORITY
+from router.admission.ticket import AdmissionRequest, Ticket
+from router.decision import guard
+from router.decision.agreements import shape_of
+from router.decision.cache_ledger import BLOCK_TOKENS
+from router.decision.catch_up import stays_dense
+from router.decision.cost_model import Work
+from router.decision.rules import CACHED, Decision, decide
+from router.decision.window_reads import WindowReads
+from router.dispatch.apart import apart
+from router.dispatch.parts import Parts
+from router.dispatch.request import Prepared, Prompt, Request
+from router.dispatch.state import CallState, Outcome
+from router.dispatch.telemetry import note_tokenized, record_speeds
+from router.options.errors import RefusedError
+from router.options.request import PrefillOptions
+from router.prompt.protected_spans import PromptSpans
+from skim_common.errors import EngineUnavailableError, InvalidRequestError
+
+MAX_ID_CHARS = 512
+"""Of a prompt's id, which is held with its explanation and travels to the pools. The client may choose most of it."""
+OR_LEXICAL = 'shorten the text or send "speculative_prefill": {"selector": "lexical"}'
+
+
+def begin(request_id: str, outcome: Outcome) -> None:
+    """Take a prompt's id. Raises InvalidRequestError."""
+    if len(request_id) > MAX_ID_CHARS:
+        message = f"the request's id has more than {MAX_ID_CHARS} characters; shorten x-request-id or request_id"
+        raise InvalidRequestError(message)
+    outcome.call.request_id = outcome.call.request_id or request_id
+    note_tokenized(outcome.call.span, outcome)
+
+
+def check_answer(parts: Parts, prompt: Prompt, outcome: Outcome) -> None:
+    """Raise SkimError for what no engine can answer, before anything is computed for it."""
+    if parts.settings.select_only:
+        raise RefusedError(404, "NotFoundError", "no target runs here, so nothing is answered; ask /v1/select")
+    call, size = outcome.call, outcome.prompt_tokens
+    check_sampling(prompt.sampling)
+    call.add_logprobs(first_logprobs(size, prompt.sampling, parts.pools.target.vocab_size))
+    # The whole prompt must fit, because it runs dense if the selection fails.
+    check_target_length(size, size, prompt.max_tokens, parts.pools.target)
+
+
+def check_selection(parts: Parts, prompt: Prompt, options: PrefillOptions) -> None:
+    """Raise SkimError where nothing can be selected, before anything is looked for in the prompt."""
+    if parts.pools.untrusted:
+        raise EngineUnavailableError("a replica has failed its start probe, so nothing is selected; try again later")
+    speculator = parts.pools.speculator
+    if speculator is None or options.selector == "lexical":
+        return
+    if options.read == "whole" or not speculator.has_head_profile:
+        ahead = options.for_prompt(windows=False).tokens_ahead
+        check_speculator_length(prompt.rendered.size, ahead, speculator, OR_LEXICAL)
+
+
+async def prepare(parts: Parts, request_id: str, prompt: Prompt, request: Request) -> Prepared:
+    """What is known of a prompt before its mode is chosen. Raises InvalidRequestError for spans that are not in it."""
+    rendered, pools, forecaster = prompt.rendered, parts.pools, parts.forecaster
+    read = await apart(rendered.length, _read_text, parts, prompt, request)
+    spans, ruled, guarded, needs_whole_text, plan, hashes = read
+    for pool, model in (("speculator", pools.speculator), ("target", pools.target)):
+        if model is not None:
+            forecaster.know(pool, model, pools.replicas(pool))
+    speculator, layout = pools.speculator, spans.layout
+    options = request.options.for_prompt(windows=bool(speculator and speculator.has_head_profile and plan))
+    windows = WindowReads.of(options, plan, rendered.size, layout.frame.head.size if layout.frame else 0)
+    salt, adapted = prompt.cache_salt, ADAPTER in prompt.engine_args
+    forecast = forecaster.look(
+        rendered.token_ids, salt, options, layout, request.later_requests, windows, adapted=adapted, hashes=hashes
+    )
+    record_speeds(parts.meter, forecaster.speeds())  # here they are fitted anyway
+    affinity = parts.keys.key(rendered.token_ids, hashes, spans.opening, salt) if parts.keys else ""
+    decode = request.decode_for(prompt.sampling)
+    return Prepared(prompt, request_id, options, decode, spans, ruled, guarded, needs_whole_text, forecast, affinity)
+
+
+def _read_text(
+    parts: Parts, prompt: Prompt, request: Request
+) -> tuple[PromptSpans, Decision, bool, bool, WindowPlan | None, Sequence[bytes]]:
+    """What the text of a prompt says, as in Prepared: spans, ruled, guarded, needs_whole_text; and the plan of its
+    windows and the hashes of its blocks. Perhaps in a thread.
+
+    The guard reads a text only where the prompt does not run dense anyway.
+    """
+    rendered, options = prompt.rendered, request.options
+    spans = rendered.spans(options)
+    ruled = decide(
+        options,
+        rendered.size,
+        spans,
+        has_text=rendered.text is not None,
+        untrusted=parts.pools.untrusted,
+        prompt_logprobs=prompt.prompt_logprobs,
+        echo=request.echo,
+        beam_search=request.beam_search,
+    )
+    may_act = parts.settings.guard and guard.acts(options, has_keep_fields=request.keep_fields is not None)
+    guarded = may_act and ruled.speculative
+    needs_whole_text = guarded and guard.needs_whole_text(rendered.task_text(spans.layout))
+    may_drop = ~spans.layout.fixed(rendered.size, options.protect_last)
+    plan = WindowPlan.of(may_drop, spans.layout, options.window_tokens)
+    hashes = block_hashes(rendered.token_ids, BLOCK_TOKENS, prompt.cache_salt)
+    return spans, ruled, guarded, needs_whole_text, plan, hashes
+
+
+def choose(parts: Parts, prepared: Prepared, outcome: Outcome, caught_up: int) -> Decision:
+    """Whether the prompt runs dense or speculative. caught_up: as in Outcome."""
+    outcome.caught_up = caught_up
+    decision, chat = prepared.ruled, prepared.prompt.rendered.chat
+    outcome.shape = shape_of(chat and chat.roles, has_tools=outcome.call.request.has_tools)
+    if decision.speculative and prepared.options.enabled == AUTO:
+        decision, outcome.estimate = prepared.forecast.choice, prepared.forecast.estimate
+        known = prepared.forecast.known_dense if caught_up else 0
+        if decision.speculative and stays_dense(decision, known, prepared.size):
+            decision = CACHED
+    if decision.speculative and prepared.guarded:
+        decision = _guarded(parts, prepared, outcome, decision)
+    outcome.decided(prepared, decision)
+    return decision
+
+
+def _guarded(parts: Parts, prepared: Prepared, outcome: Outcome, decision: Decision) -> Decision:
+    """The guard's decision on a prompt that would run speculative."""
+    reason = "none"
+    if prepared.needs_whole_text:
+        reason = "whole-text"
+    elif not parts.agreements.trusts((outcome.call.request.key, outcome.shape)):
+        reason = "agreement"
+    verdict = "compressed" if reason == "none" else "dense"
+    parts.meter.record("skim_router_guard_total", 1, verdict=verdict, reason=reason)
+    return decision if reason == "none" else Decision(False, f"guard-{reason}")
+
+
+def asking(prompt: Prompt, call: CallState) -> AdmissionRequest:
+    """What is known of a prompt that asks for admission before it is read."""
+    request = call.request
+    step = request.beam_search and call.group.prompts > 0
+    # A beam search's later steps go before all others, because their request runs already.
+    priority = FIRST_PRIORITY if step else prompt.priority
+    share = request.caller.key.share if request.caller else 1.0
+    return AdmissionRequest(request.key, share, priority, request.deadline, call.group)
+
+
+def admit(parts: Parts, prepared: Prepared, call: CallState, decision: Decision) -> AbstractAsyncContextManager[Ticket]:
+    """As `Admission.admitted`, for a prompt in the mode of `decision`."""
+    prompt, speculative, drafts = prepared.prompt, decision.speculative, prepared.reads_for_drafts
+
+    def work(options: PrefillOptions) -> Work:
+        return parts.forecaster.work(
+            prepared.forecast, options, prompt.max_tokens, selects=speculative, reads_for_drafts=drafts
+        )
+
+    asked = work(prepared.options)
+    if not prompt.answers:
+        asked = replace(asked, target_ms=0.0, answers=False)
+    lower = _with_least_keep(prepared, call.request) if speculative else None
+    return parts.admission.admitted(asking(prompt, call), asked, work(lower) if lower else None)
+
+
+def shed_load(parts: Parts, prepared: Prepared, outcome: Outcome, ticket: Ticket) -> Prepared:
+    """The prompt without what the load leaves no room for (`router.admission.ticket`)."""
+    if ticket.keeps_less and (options := _with_least_keep(prepared, outcome.call.request)) is not None:
+        parts.meter.record("skim_router_shed_total", 1, kind="keep")
+        outcome.notes["shed"] = "keep"
+        return replace(prepared, options=options)
+    return prepared
+
+
+def _with_least_keep(prepared: Prepared, request: Request) -> PrefillOptions | None:
+    """The options with the smallest keep rate. None if they keep that, or if the client says how much is kept."""
+    acts = guard.acts(prepared.options, has_keep_fields=request.keep_fields is not None)
+    return least_keep(prepared.options) if acts else None
+
+
+def least_keep(options: PrefillOptions) -> PrefillOptions | None:
+    """The options with the smallest keep rate that the deployment allows; None if they keep no more than that."""
+    share = options.fixed_rate if options.fixed_rate is not None else options.largest_share
+    if share <= options.min_keep:
+        return None
+    return options.model_copy(update={"keep_rate": options.min_keep, "coverage": None})
