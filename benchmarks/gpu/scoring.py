@@ -86,7 +86,7 @@ class Problem:
         return Aggregate("max", num_layers=layers, steps=steps, prompt=self.prompt, device=self.queries.device)
 
     def keys(self, layer: int) -> torch.Tensor:
-        """The prompt's keys of one layer, [G, M, D], gathered as in `key_reader.KeyReader`."""
+        """The prompt's keys of one layer, [G, M, D], gathered as in `keys.KeyReader`."""
         return self.caches[layer][self.blocks.long()].transpose(0, 1).flatten(1, 2)[:, : self.prompt]
 
     def formula(self, layer: int) -> AttentionFormula:

@@ -33,7 +33,7 @@ from skim_common.models.source import local_folder
 from speculator_service.engine import Drafted, ScoreRequest, Scores, SessionLimits, SpeculatorEngine
 from speculator_service.scoring.heads import HeadProfile, profile_of
 from speculator_service.scoring.queries import SCORE_ARG, ScoreQueries, question_rows
-from speculator_service.vllm_backend.scheduler.gang import Gang
+from speculator_service.vllm_backend.scheduler import Gang
 from speculator_service.vllm_backend.sessions import DraftOptions, EngineSession, EngineSessionTable
 from speculator_service.vllm_backend.start import engine_length, start_engine
 from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens

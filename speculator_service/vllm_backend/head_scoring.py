@@ -14,10 +14,9 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from speculator_service.scoring.heads import head_weights, row_weights
 from speculator_service.scoring.paged import HeadsOfLayer, PagedScoring
-from speculator_service.vllm_backend.capture.key_reader import KeyReader
-from speculator_service.vllm_backend.capture.latent_attention import absorbed
-from speculator_service.vllm_backend.capture.query_capture import ScoredLayer, attention_formula
-from speculator_service.vllm_backend.capture.scored_requests import ScoredRequest
+from speculator_service.vllm_backend.keys import KeyReader, absorbed
+from speculator_service.vllm_backend.query_capture import ScoredLayer, attention_formula
+from speculator_service.vllm_backend.scored_requests import ScoredRequest
 
 
 class _Own(NamedTuple):

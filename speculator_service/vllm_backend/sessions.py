@@ -23,7 +23,7 @@ from kv_transfer.position_map import position_args
 from skim_common.errors import SessionLostError
 from skim_common.prefixes import common_prefix
 from speculator_service.engine import Drafted
-from speculator_service.vllm_backend.scheduler.time_slicing import DRAFT_ARG
+from speculator_service.vllm_backend.scheduler import DRAFT_ARG
 
 MAX_TOP = 512
 """Maximum number of tokens that a draft is sampled from."""

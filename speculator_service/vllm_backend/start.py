@@ -13,12 +13,12 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from skim_common.errors import ModelError
 from skim_common.models.info import short_longrope_positions, speculator_window
-from speculator_service.vllm_backend.capture.key_reader import PLAIN_CACHES, STORED_FP8
+from speculator_service.vllm_backend.keys import PLAIN_CACHES, STORED_FP8
 from speculator_service.vllm_backend.sessions import MAX_TOP
 from vllm_hooks.engine import check_options, engine_config, start
 
 WORKER = "speculator_service.vllm_backend.worker.SpeculatorWorker"
-SCHEDULER = "speculator_service.vllm_backend.scheduler.scheduler.SpeculatorScheduler"
+SCHEDULER = "speculator_service.vllm_backend.scheduler.SpeculatorScheduler"
 OWN_SETTINGS = {
     "skip_tokenizer_init": True,
     # The logprobs of a draft are those of the distribution that it was sampled from.
@@ -82,7 +82,7 @@ def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options
         # vLLM's CPU attention needs multiples of 32. Small blocks let the prefix cache supply more of a prompt.
         settings.setdefault("block_size", 32)
     else:
-        # Queries are captured in Python, and the replay of a FULL graph runs no Python. See `full_graphs`.
+        # Queries are captured in Python, and the replay of a FULL graph runs no Python. See `query_capture`.
         graphs = {"cudagraph_mode": "FULL_AND_PIECEWISE", **(options.get("compilation_config") or {})}
         settings["compilation_config"] = graphs
     config = engine_config(
@@ -139,9 +139,9 @@ def _refuse_unsupported(model: str, config: VllmConfig) -> None:
 def _refuse_full_graphs(model: str, compilation: CompilationConfig, *, v2: bool) -> None:
     """Refuse CUDA graphs whose replay runs no Python in steps that capture queries.
 
-    On the V2 runner, `full_graphs` keeps those steps off the FULL graphs of decode steps. Prompts must never be in a
-    FULL graph. `_engine_config` sets the mode, but some of vLLM's compilation passes change it to FULL
-    (CompilationConfig.set_splitting_ops_for_v1), and a user may choose it.
+    On the V2 runner, `query_capture.piecewise_while` keeps those steps off the FULL graphs of decode steps. Prompts
+    must never be in a FULL graph. `_engine_config` sets the mode, but some of vLLM's compilation passes change it to
+    FULL (CompilationConfig.set_splitting_ops_for_v1), and a user may choose it.
     """
     if envs.VLLM_USE_BREAKABLE_CUDAGRAPH:
         raise ModelError(f"speculator {model} cannot run with VLLM_USE_BREAKABLE_CUDAGRAPH=1; set it to 0")

@@ -25,26 +25,25 @@ from skim_common.errors import ModelError
 from speculator_service.scoring.importance import Aggregate, scored_layers, valid_steps
 from speculator_service.scoring.paged import PagedScoring, kernels_for
 from speculator_service.scoring.queries import ScoreQueries
-from speculator_service.vllm_backend.capture.key_reader import KeyReader
-from speculator_service.vllm_backend.capture.latent_attention import absorbed
-from speculator_service.vllm_backend.capture.query_capture import (
+from speculator_service.vllm_backend.head_scoring import HeadScoring
+from speculator_service.vllm_backend.keys import KeyReader, absorbed
+from speculator_service.vllm_backend.multi_step import following_steps, merge
+from speculator_service.vllm_backend.query_capture import (
     QueryCapture,
     attention_formula,
     captured_size,
+    piecewise_while,
     scorable_layers,
 )
-from speculator_service.vllm_backend.capture.scored_requests import (
+from speculator_service.vllm_backend.sampling import sample_exactly
+from speculator_service.vllm_backend.scheduler import SCORES
+from speculator_service.vllm_backend.scored_requests import (
     STEP_ROWS,
     Computed,
     RequestLedger,
     ScoredRequest,
     Wanted,
 )
-from speculator_service.vllm_backend.exact_top_k import sample_exactly
-from speculator_service.vllm_backend.full_graphs import piecewise_while
-from speculator_service.vllm_backend.head_scoring import HeadScoring
-from speculator_service.vllm_backend.scheduler.multi_step import following_steps, merge
-from speculator_service.vllm_backend.scheduler.scheduler import SCORES
 from vllm_hooks.worker import RestoringWorker
 
 TABLE_ELEMENTS = 2**26

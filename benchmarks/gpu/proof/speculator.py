@@ -164,7 +164,7 @@ async def _full_graphs(engine: Any, settings: Settings, checks: Checks) -> None:
 
 
 def _choose_graphs_as_vllm(worker: Any) -> None:
-    """Take `full_graphs.piecewise_while` back."""
+    """Take `query_capture.piecewise_while` back."""
     del worker.model_runner.cudagraph_manager.dispatch
 
 

@@ -207,7 +207,7 @@ def tokens_a_step(most: int):
     """
 
     def limit(worker):
-        from speculator_service.vllm_backend.scheduler import multi_step
+        from speculator_service.vllm_backend import multi_step
 
         multi_step.MAX_STEPS = most - 1
 
@@ -218,9 +218,9 @@ def patience(seconds: float):
     """For `Rig.call`: set how long the rounds of a gang wait for each other. Only for a single rank."""
 
     def wait(worker):
-        from speculator_service.vllm_backend.scheduler import gang
+        from speculator_service.vllm_backend import scheduler
 
-        gang.GANG_WAIT_S = seconds
+        scheduler.GANG_WAIT_S = seconds
 
     return wait
 

@@ -19,8 +19,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from kv_transfer.position_map import position_map
 from speculator_service.scoring.queries import SCORE_ARG
-from speculator_service.vllm_backend.scheduler.multi_step import MULTI_STEP, following_steps, merge
-from speculator_service.vllm_backend.scheduler.scheduler import SpeculatorScheduler
+from speculator_service.vllm_backend.multi_step import MULTI_STEP, following_steps, merge
+from speculator_service.vllm_backend.scheduler import SpeculatorScheduler
 
 
 class Sequence:

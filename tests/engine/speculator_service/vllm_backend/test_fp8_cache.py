@@ -57,12 +57,12 @@ async def test_scores(rig):
 
 async def test_control_the_scale_and_the_rounding_matter(rig):
     def without_scale(worker):
-        from speculator_service.vllm_backend.capture import query_capture as module
+        from speculator_service.vllm_backend import query_capture as module
 
         worker._key_scale, module.key_scale = module.key_scale, lambda layer: 1.0
 
     def as_before(worker):
-        from speculator_service.vllm_backend.capture import query_capture as module
+        from speculator_service.vllm_backend import query_capture as module
 
         module.key_scale = worker._key_scale
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from vllm.config import CUDAGraphMode
 
-from speculator_service.vllm_backend.full_graphs import piecewise_while
+from speculator_service.vllm_backend.query_capture import piecewise_while
 from tests.reference.cuda_graphs import graph_manager
 
 SIZES = [1, 2, 4, 8, 16, 32, 64]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, _get_attn_isa
 
-from speculator_service.vllm_backend.capture.key_reader import STORED_FP8, KeyReader, key_scale
+from speculator_service.vllm_backend.keys import STORED_FP8, KeyReader, key_scale
 from tests.reference.fp8_cache import needs_fp8_cache, rounded
 
 HEADS, TOKENS, BLOCK = 2, 90, 32

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kv_transfer.options import SelectionOptions
-from speculator_service.vllm_backend.capture.latent_attention import absorbed
+from speculator_service.vllm_backend.keys import absorbed
 from tests.engine.speculator_service.vllm_backend.by_heads import error, profile_of
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
 from tests.reference.models import random_prompt

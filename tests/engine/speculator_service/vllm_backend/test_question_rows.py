@@ -6,7 +6,7 @@ Prefill comes in chunks of 256 tokens.
 import numpy as np
 import pytest
 
-from speculator_service.vllm_backend.scheduler.question_rows import QuestionRowScheduler
+from speculator_service.vllm_backend.scheduler import SpeculatorScheduler
 from tests.engine.speculator_service.vllm_backend.by_heads import HEADS, error, errors, profile_of, scored_by
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
 from tests.reference.models import random_prompt
@@ -62,12 +62,12 @@ async def test_control_without_the_cap_a_cached_question_has_no_queries(rig, dev
         pytest.skip("the scheduler's class is replaced in the worker's process, which is the scheduler's on CPU")
 
     def without_cap(worker):
-        worker._right = QuestionRowScheduler._get_local_prefix_cache_hit
-        stock = super(QuestionRowScheduler, QuestionRowScheduler)._get_local_prefix_cache_hit
-        QuestionRowScheduler._get_local_prefix_cache_hit = stock
+        worker._right = SpeculatorScheduler._get_local_prefix_cache_hit
+        stock = super(SpeculatorScheduler, SpeculatorScheduler)._get_local_prefix_cache_hit
+        SpeculatorScheduler._get_local_prefix_cache_hit = stock
 
     def as_before(worker):
-        QuestionRowScheduler._get_local_prefix_cache_hit = worker._right
+        SpeculatorScheduler._get_local_prefix_cache_hit = worker._right
 
     case = random_prompt(300, seed=13), (270, 280), PROFILE
     assert await error(rig, *case) <= TOLERANCE

@@ -12,7 +12,7 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 
 from skim_common.errors import ModelError
-from speculator_service.vllm_backend.capture.query_capture import attention_formula, scorable_layers
+from speculator_service.vllm_backend.query_capture import attention_formula, scorable_layers
 from speculator_service.vllm_backend.start import FULL_GRAPH_PASSES, _refuse_full_graphs, _refuse_unsupported
 
 MODES = {True: CUDAGraphMode.FULL_AND_PIECEWISE, False: CUDAGraphMode.PIECEWISE}

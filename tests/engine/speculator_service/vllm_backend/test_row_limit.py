@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from speculator_service.scoring.queries import SCORE_ARG
-from speculator_service.vllm_backend.capture.scored_requests import RequestLedger
+from speculator_service.vllm_backend.scored_requests import RequestLedger
 
 
 def scheduled(**requests):

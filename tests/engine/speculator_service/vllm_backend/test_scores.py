@@ -11,8 +11,8 @@ import pytest
 
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import InvalidRequestError
+from speculator_service.vllm_backend import keys
 from speculator_service.vllm_backend import worker as scoring_worker
-from speculator_service.vllm_backend.capture import key_reader
 from tests.engine.speculator_service.vllm_backend.conftest import EARLY_PROMPT, TOLERANCE
 from tests.reference.models import random_prompt
 
@@ -42,12 +42,12 @@ async def test_keys_that_are_read_in_pieces(rig, device):
         pytest.skip("there a head's keys are read at once")
 
     def read_little(worker):
-        key_reader.PIECE_TOKENS, worker.usual, worker.read = 96, key_reader.PIECE_TOKENS, []
+        keys.PIECE_TOKENS, worker.usual, worker.read = 96, keys.PIECE_TOKENS, []
         gather = worker._keys.gather
         worker._keys.gather = lambda *args: worker.read.append(gather(*args)) or worker.read[-1]
 
     def lengths(worker):
-        key_reader.PIECE_TOKENS = worker.usual
+        keys.PIECE_TOKENS = worker.usual
         del worker._keys.gather
         return {len(keys) for keys in worker.read}
 

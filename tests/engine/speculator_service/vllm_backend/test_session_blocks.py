@@ -10,7 +10,7 @@ from vllm.utils.hashing import sha256
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
 from speculator_service.engine import ScoreRequest
-from speculator_service.vllm_backend.scheduler import multi_step
+from speculator_service.vllm_backend import multi_step
 from tests.engine.speculator_service.vllm_backend.simulated_engine import continuation
 from tests.engine.speculator_service.vllm_backend.simulated_speculator import (
     BLOCK,

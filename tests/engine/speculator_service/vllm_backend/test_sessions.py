@@ -32,7 +32,7 @@ def rig(llama_rig):
 @pytest_asyncio.fixture(loop_scope="session")
 async def patient(rig):
     """The rounds of a gang wait for each other even if the machine is busy."""
-    from speculator_service.vllm_backend.scheduler.gang import GANG_WAIT_S
+    from speculator_service.vllm_backend.scheduler import GANG_WAIT_S
 
     await rig.call(patience(600.0))
     yield

@@ -72,7 +72,7 @@ def test_every_method_that_is_overridden_is_in_the_table_of_hooks():
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.worker.gpu_worker import Worker
 
-    from speculator_service.vllm_backend.scheduler.scheduler import SpeculatorScheduler
+    from speculator_service.vllm_backend.scheduler import SpeculatorScheduler
     from speculator_service.vllm_backend.worker import SpeculatorWorker
 
     named = {symbol.name for row in rows() for symbol in row.symbols}

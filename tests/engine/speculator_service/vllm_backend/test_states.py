@@ -100,13 +100,13 @@ async def test_control_a_state_that_is_overwritten_is_seen(rig, rounds):
     """Let synthetic steps follow although vLLM has not copied the cached state yet."""
 
     def allow(worker):
-        from speculator_service.vllm_backend.scheduler.multi_step import MultiStepScheduler
+        from speculator_service.vllm_backend.multi_step import MultiStepScheduler
 
         worker.before = MultiStepScheduler._ends_in_a_cached_state
         MultiStepScheduler._ends_in_a_cached_state = lambda self, request: False
 
     def as_before(worker):
-        from speculator_service.vllm_backend.scheduler.multi_step import MultiStepScheduler
+        from speculator_service.vllm_backend.multi_step import MultiStepScheduler
 
         MultiStepScheduler._ends_in_a_cached_state = worker.before
 

@@ -7,8 +7,7 @@ import pytest
 
 from kv_transfer.options import SelectionOptions
 from speculator_service.engine import ScoreRequest
-from speculator_service.vllm_backend.scheduler.prompt_limit import PromptLimit
-from speculator_service.vllm_backend.scheduler.time_slicing import TimeSlices
+from speculator_service.vllm_backend.turns import PromptLimit, TimeSlices
 from tests.engine.speculator_service.vllm_backend.simulated_speculator import SLOTS, simulated_speculators
 
 

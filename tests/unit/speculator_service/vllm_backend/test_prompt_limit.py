@@ -2,7 +2,7 @@
 
 import pytest
 
-from speculator_service.vllm_backend.scheduler.prompt_limit import (
+from speculator_service.vllm_backend.turns import (
     ALIVE_S,
     FEWEST_TOKENS,
     LONGEST_STEP_S,

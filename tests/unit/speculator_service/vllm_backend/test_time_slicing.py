@@ -2,7 +2,7 @@
 
 import pytest
 
-from speculator_service.vllm_backend.scheduler.time_slicing import TimeSlices
+from speculator_service.vllm_backend.turns import TimeSlices
 
 PROMPT_S, DRAFTS_S = 0.06, 0.005
 

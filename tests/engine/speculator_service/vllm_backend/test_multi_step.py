@@ -27,7 +27,7 @@ def outputs():
 
 
 def test_each_request_gets_its_own_tokens_and_logprobs(outputs):
-    from speculator_service.vllm_backend.scheduler.multi_step import merge
+    from speculator_service.vllm_backend.multi_step import merge
 
     merged = merge(outputs)
     assert merged.req_ids == ["prompt", "sampled", "greedy"]
@@ -40,6 +40,6 @@ def test_each_request_gets_its_own_tokens_and_logprobs(outputs):
 
 
 def test_a_single_step_stays_as_it_is(outputs):
-    from speculator_service.vllm_backend.scheduler.multi_step import merge
+    from speculator_service.vllm_backend.multi_step import merge
 
     assert merge(outputs[:1]) is outputs[0]

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-
-from speculator_service.vllm_backend.scheduler.gang import GangScheduler
 
 MAX_STEPS = 16
 """Maximum number of synthetic steps after an ordinary step. A new request waits for at most this many."""
@@ -42,7 +41,7 @@ class FurtherSteps(NamedTuple):
     blocks: tuple[list[int], ...] | None
 
 
-class MultiStepScheduler(GangScheduler):
+class MultiStepScheduler(Scheduler):
     """Adds synthetic steps for each request whose prompt is computed, within its length and the free KV blocks."""
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:

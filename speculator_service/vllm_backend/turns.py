@@ -1,7 +1,9 @@
-"""Limits the prompt tokens of a step while sessions are drafting, so that no draft waits long for a step to end.
+"""How drafts and prompts share the engine's time. Decisions from a clock alone; `scheduler` carries them out.
 
-Time slicing divides the time between steps. A draft that arrives inside a long step must still wait for its end: a step
-of 16384 tokens takes an estimated 0.45 s for 8B parameters on an H100, and a target waits for a fraction of a second.
+vLLM fills each step with the running prompts. So a draft would wait until they are computed, or each of its steps would
+take as long as a chunk of a prompt. A target waits for a few hundred milliseconds at most. While there are both, each
+gets half of the engine's time (`TimeSlices`). A draft that arrives inside a long step must still wait for its end: a
+step of 16384 tokens takes an estimated 0.45 s for 8B parameters on an H100. So such steps are shorter (`PromptLimit`).
 """
 
 import time
@@ -16,10 +18,33 @@ FEWEST_TOKENS = 256
 WEIGHT = 0.3
 
 
-class PromptLimit:
-    """The number of tokens of a step, from the measured speed of the steps that read prompts.
+class TimeSlices:
+    """After a step with prompts, drafts get as much time for themselves. clock: seconds."""
 
-    clock: seconds. Call `begin` when a step begins and `scheduled` with its tokens.
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._left = 0.0
+        self._alone, self._read = False, False
+
+    def begin(self, *, drafts: bool, prompts: bool) -> bool:
+        """Call it when a step begins. Returns whether this step runs drafts without prompts."""
+        now = self._clock()
+        took, self._began = now - self._began, now
+        self._left = self._left - took if self._alone else took * self._read
+        self._alone = prompts and drafts and self._left > 0
+        self._read = prompts and not self._alone
+        return self._alone
+
+    def give_up(self) -> None:
+        """The drafts could not use their time."""
+        self._left = 0.0
+
+
+class PromptLimit:
+    """The number of tokens of a step, from the measured speed of the steps that read prompts. clock: seconds.
+
+    Call `begin` when a step begins and `scheduled` with its tokens.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

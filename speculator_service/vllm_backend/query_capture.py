@@ -4,20 +4,24 @@ Each layer's `impl.forward` is wrapped on the instance after the weights are loa
 the queries after QK norm and rotary embedding. The call is inside the opaque operator `unified_attention_with_output`,
 so it also runs under torch.compile. In an MLA layer `forward_impl` is wrapped instead (inside
 `unified_mla_attention_with_output`): it has the queries of prefill and decode tokens before it treats them differently.
-Nothing is registered, so other engines in the same process are not affected. In a step that captures, CUDA graphs must
-not contain attention (`full_graphs`), because the replay of a graph runs no
-Python. A query that was not captured is NaN, never an old value.
+Nothing is registered, so other engines in the same process are not affected. A query that was not captured is NaN,
+never an old value.
+
+The replay of a FULL CUDA graph runs no Python, so it captures no queries. A step that captures gets a PIECEWISE graph,
+in which attention runs in Python (`piecewise_while`). All other steps keep vLLM's choice: FULL for steps that decode
+one token per request, which are most steps of a drafting round.
 
 Run on CPU (eager and compiled, TP 1 and 2), and on one H200 (docs/gpu.md). Not run: queries in FP8, which exist with an
 FP8 cache in FlashAttention and FlashInfer only.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention, ChunkedLocalAttention, MLAAttention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
@@ -26,7 +30,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from skim_common.errors import ModelError
 from speculator_service.scoring.importance import AttentionFormula
-from speculator_service.vllm_backend.capture.key_reader import PLAIN_CACHES, STORED_FP8, key_scale
+from speculator_service.vllm_backend.keys import PLAIN_CACHES, STORED_FP8, key_scale
 
 ScoredLayer: TypeAlias = Attention | MLAAttention
 
@@ -145,25 +149,17 @@ class QueryCapture:
         return taken
 
     def _wrap(self, index: int, layer: ScoredLayer) -> None:
-        if isinstance(layer, MLAAttention):
-            forward_impl = layer.forward_impl
+        # The arguments begin with the layer and the query or, of MLA, with the query.
+        latent = isinstance(layer, MLAAttention)
+        owner, name, place = (layer, "forward_impl", 0) if latent else (layer.impl, "forward", 1)
+        forward = getattr(owner, name)
 
-            def capture_mla(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-                if self._slots.numel():
-                    self._take(index, layer, q)
-                return forward_impl(q, *args, **kwargs)
-
-            layer.forward_impl = capture_mla
-            return
-
-        forward = layer.impl.forward
-
-        def capture(attention: Attention, query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        def capture(*args: Any, **kwargs: Any) -> Any:
             if self._slots.numel():
-                self._take(index, attention, query)
-            return forward(attention, query, *args, **kwargs)
+                self._take(index, layer, args[place])
+            return forward(*args, **kwargs)
 
-        layer.impl.forward = capture
+        setattr(owner, name, capture)
 
     def _take(self, index: int, layer: ScoredLayer, query: torch.Tensor) -> None:
         if self._rows is None:
@@ -187,3 +183,27 @@ def _dequantised(layer: Attention, query: torch.Tensor, rows: torch.Tensor) -> t
     """Rows of a query that vLLM has quantised to FP8 (`Attention.query_quant`), float32."""
     values = query.view(torch.uint8).index_select(0, rows).view(query.dtype)
     return values.float() * layer._q_scale
+
+
+def piecewise_while(manager: Any, captures: Callable[[], bool]) -> None:
+    """Change `manager.dispatch`, which chooses the graph of each step: no FULL graph while `captures()` is true.
+
+    manager: a CudaGraphManager (vllm.v1.worker.gpu.cudagraph_utils). The graphs of mixed steps must not be FULL
+    (CUDAGraphMode.mixed_mode).
+    """
+    dispatch = manager.dispatch
+
+    def dispatch_with_capture(
+        num_reqs: int,
+        num_tokens: int,
+        uniform_token_count: int | None,
+        num_active_loras: int,
+        max_query_len: int | None = None,
+    ) -> Any:
+        chosen = dispatch(num_reqs, num_tokens, uniform_token_count, num_active_loras, max_query_len)
+        if chosen.cg_mode != CUDAGraphMode.FULL or not captures():
+            return chosen
+        # FULL graphs are for uniform steps only. So vLLM finds the PIECEWISE graph, or none.
+        return dispatch(num_reqs, num_tokens, None, num_active_loras, None)
+
+    manager.dispatch = dispatch_with_capture

@@ -4,16 +4,10 @@ import pytest
 import torch
 
 from skim_common.errors import SkimError
+from speculator_service.vllm_backend import sampling
 
 
-@pytest.fixture(scope="module")
-def sampling():
-    from speculator_service.vllm_backend import exact_top_k
-
-    return exact_top_k
-
-
-def test_ties_do_not_widen_the_top(sampling):
+def test_ties_do_not_widen_the_top():
     """With logits rounded to bfloat16, vLLM's top-k keeps more than k. Ours keeps k; other rows do not change."""
     logits = torch.randn(4, 5000, generator=torch.Generator().manual_seed(0)).bfloat16().float()
     k = torch.tensor([32, 1, 5000, 512])
@@ -25,13 +19,13 @@ def test_ties_do_not_widen_the_top(sampling):
     assert theirs[3].isfinite().sum() > 512
 
 
-def test_a_vocabulary_smaller_than_the_widest_top(sampling):
+def test_a_vocabulary_smaller_than_the_widest_top():
     kept = sampling.exact_top_k(torch.arange(7.0).expand(2, 7).clone(), torch.tensor([3, 7]), None)
     assert kept[0].isfinite().tolist() == [False] * 4 + [True] * 3
     assert kept[1].tolist() == list(range(7))
 
 
-def test_no_token_without_probability_is_drawn(sampling):
+def test_no_token_without_probability_is_drawn():
     logits = torch.full((1000, 50), -torch.inf)
     logits[:, 7] = 0.0
     logits[:, 9] = -3.0
