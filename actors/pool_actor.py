@@ -54,14 +54,12 @@ class PoolActor(ABC):
     _engine: Engine
     _failed_probe: int | None = None
 
-    def _prepare(self, settings: Mapping[str, Any]) -> PoolSettings:
-        """Read the settings, and begin to log and to trace. Raises SkimError for another version of Ray."""
+    def _prepare(self, settings: PoolSettings) -> None:
+        """Begin to log and to trace. Raises SkimError for another version of Ray."""
         check_version("ray")
         call_directly()
         log_through_serve()
-        own = PoolSettings.model_validate(dict(settings))
-        self._tracer = create_tracer(own.traces)
-        return own
+        self._tracer = create_tracer(settings.traces)
 
     @asynccontextmanager
     async def _start(self, pool: str, own: PoolSettings) -> AsyncIterator[None]:

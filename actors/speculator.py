@@ -8,7 +8,7 @@ import ray
 from actors.error_replies import reply_to_failure
 from actors.observability.draft_spans import DraftSpans
 from actors.observability.pool_spans import SELECT, note_select_parts, note_selection
-from actors.pool_actor import PoolActor
+from actors.pool_actor import PoolActor, PoolSettings
 from kv_transfer.codec import decode, encode
 from kv_transfer.draft_channel.server import DraftServer
 from kv_transfer.draft_channel.tls import CertificateFiles, Tls
@@ -34,30 +34,31 @@ class SpeculatorActor(PoolActor):
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
-        settings: Mapping[str, Any],
+        settings: PoolSettings,
         channel: Mapping[str, Any] | None = None,
         *,
         reads_for: str | None = None,
     ) -> None:
-        """settings: fields of PoolSettings. reads_for: the target, whose tokens the messages are in; None: the
-        speculator's own. channel: port, token and tls of the draft channel
-        (`kv_transfer.draft_channel.server.DraftServer`); with None the replica drafts nothing.
+        """reads_for: the target, whose tokens the messages are in; None: the speculator's own. channel: port, token and
+        tls of the draft channel (`kv_transfer.draft_channel.server.DraftServer`); with None the replica drafts nothing.
         """
-        own = self._prepare(settings)
+        self._prepare(settings)
         self._draft_spans = DraftSpans(self._tracer)
-        async with self._start("speculator", own):
-            engine = create_engine(own.engine, own.model, tensor_parallel=own.tensor_parallel, options=own.options)
-            await ensure_heads(engine, own.model)
-            translation = translation_for(own.model, reads_for) if reads_for else None
+        async with self._start("speculator", settings):
+            engine = create_engine(
+                settings.engine, settings.model, tensor_parallel=settings.tensor_parallel, options=settings.options
+            )
+            await ensure_heads(engine, settings.model)
+            translation = translation_for(settings.model, reads_for) if reads_for else None
             self._engine = translated(engine, translation)
-            text = reads_for if translation and reads_for else own.model
-            await self._probe(own, lambda: find_failure(self._engine, text))
+            text = reads_for if translation and reads_for else settings.model
+            await self._probe(settings, lambda: find_failure(self._engine, text))
         self._drafts = None
         if channel is not None:
             self._drafts = DraftService(self._engine, on_end=self._drafted)
         address = await self._serve_drafts(channel) if channel is not None else None
         self._service = SpeculatorService(self._engine, address)
-        self._started("speculator", own)
+        self._started("speculator", settings)
 
     async def _serve_drafts(self, channel: Mapping[str, Any]) -> str:
         """Start the draft server on this node's address. Returns host:port."""

@@ -1,7 +1,7 @@
 """The target pool's Ray Serve deployment class: an engine behind encoded messages."""
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from actors.error_replies import reply_to_failure
 from actors.multi_node import fetch_on_nodes, own_group, ray_for_ranks
 from actors.observability.exposition import OF_CLIENTS, QUEUES, named
 from actors.observability.pool_spans import answer_span
-from actors.pool_actor import PoolActor
+from actors.pool_actor import PoolActor, PoolSettings
 from actors.ray_hooks.replica_draining import Draining, handover, own_replica
 from kv_transfer.codec import decode, encode
 from kv_transfer.messages import ACCEPTED, GenerateRequest
@@ -34,28 +34,27 @@ class TargetActor(PoolActor):
 
     _engine: TargetEngine
 
-    async def __init__(self, settings: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
-        """settings: fields of PoolSettings."""
-        own = self._prepare(settings)
-        options = own.options
+    async def __init__(self, settings: PoolSettings) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._prepare(settings)
+        options = settings.options
         if "kv_role" in options:
             options = {"kv_host": ray.util.get_node_ip_address(), **options}
         group = own_group()
         self._prefills = options.get("kv_role") == "prefill"
-        async with self._start("prefill" if self._prefills else "target", own):
-            if own.engine != "mock":
-                models = [own.model, options.get("draft_model"), *_adapters(options.get("lora_modules"))]
+        async with self._start("prefill" if self._prefills else "target", settings):
+            if settings.engine != "mock":
+                models = [settings.model, options.get("draft_model"), *_adapters(options.get("lora_modules"))]
                 await fetch_on_nodes(group, filter(None, models))
             with ray_for_ranks(group):
                 self._engine = create_engine(
-                    own.engine, own.model, tensor_parallel=own.tensor_parallel, options=options
+                    settings.engine, settings.model, tensor_parallel=settings.tensor_parallel, options=options
                 )
             await self._engine.prepare()
             most = options.get("max_logprobs", CANDIDATES)
-            await self._probe(own, lambda: find_failure(self._engine, own.model, max_logprobs=most))
+            await self._probe(settings, lambda: find_failure(self._engine, settings.model, max_logprobs=most))
         self._draining = Draining(own_replica())
         self._engine_traces = "otlp_traces_endpoint" in options  # vLLM's own spans become children of ours
-        self._started("target", own, group)
+        self._started("target", settings, group)
 
     async def generate(self, payload: bytes) -> AsyncGenerator[bytes, None]:
         """Yields `ACCEPTED`, then encoded GenerateOutputs. An error is sent as the last message.

@@ -19,12 +19,14 @@ from actors.observability.metrics import ProcessMeter
 from actors.observability.tracing import create_tracer
 from actors.ray_hooks.broadcast import replies_of_all
 from actors.ray_hooks.serve_logger import kept_log_file
+from kv_transfer.options import DecodeOptions
 from router.admission.controller import Admission
 from router.admission.intake_lock import IntakeLock
 from router.dispatch.dispatcher import Dispatcher
 from router.explain.log import Part
 from router.http.deployment_metrics import DeploymentMetrics
 from router.http.gate import DrainingApp, StartingApp
+from router.options.policies import PolicyOptions
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.pools.availability import TIMEOUT_S, PoolStates, ServeState, watch_pools
@@ -46,10 +48,9 @@ class RouterDeployment:
     """One router replica. It holds a tokenizer and no weights.
 
     target: None with `select_only`. model: the target's folder or hub name, else the speculator's. prefill: the prefill
-    half of a split target. served_model_names: as clients
-    send them. vllm_options: of `vllm serve`, as in `router.vllm_front.app.ServedModel`. settings: fields of
-    RouterConfig. defaults: the deployment's PrefillOptions and SpeculationOptions, by the names `prefill` and `decode`;
-    what `settings` says of them holds. traces: see `create_tracer`.
+    half of a split target. served_model_names: as clients send them. vllm_options: of `vllm serve`, as in
+    `router.vllm_front.app.ServedModel`. selection, decode: the deployment's defaults of the requests' options. traces:
+    see `create_tracer`.
     """
 
     def __init__(
@@ -61,24 +62,29 @@ class RouterDeployment:
         model: str,
         served_model_names: Sequence[str],
         vllm_options: Mapping[str, Any],
-        settings: Mapping[str, Any],
-        defaults: Mapping[str, Mapping[str, Any]],
+        settings: RouterConfig,
+        selection: PolicyOptions,
+        decode: DecodeOptions,
         traces: Mapping[str, Any] | None = None,
     ) -> None:
         check_version("ray")
         call_directly()
         log_through_serve()
-        self._settings = own = RouterConfig.model_validate(dict(settings))
+        self._settings = own = settings
         self._tracer = create_tracer(traces)
         self._meter, self._states = ProcessMeter(), PoolStates(own.pool_down_after_s)
         self._intake = IntakeLock()
         self._pools = ServePools(speculator, target, own.admission_timeout_s, self._states, prefill, self._intake)
-        named = {"enabled": own.speculative_prefill, "min_prompt_tokens": own.min_prompt_tokens}
         self._admission = Admission(self._meter, max_wait_s=own.max_wait_s)
         self._dispatcher = Dispatcher(
             self._pools,
-            PrefillOptions.model_validate({**defaults["prefill"], **named, "catch_up": own.catch_up}),
-            SpeculationOptions.model_validate(dict(defaults["decode"])),
+            PrefillOptions(
+                **selection.model_dump(),
+                enabled=own.speculative_prefill,
+                min_prompt_tokens=own.min_prompt_tokens,
+                catch_up=own.catch_up,
+            ),
+            SpeculationOptions(**decode.model_dump()),
             own,
             self._meter,
             self._admission,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
+from pydantic import BaseModel
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
@@ -17,7 +18,7 @@ from actors.ray_hooks.deployment_version import deployment_name, set_version
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from cluster.config.load import config_from_settings
-from cluster.config.pools import AutoscalingConfig, PoolConfig
+from cluster.config.pools import PoolConfig
 from cluster.config.schema import ChannelConfig, DeploymentConfig, ObservabilityConfig
 from cluster.serve.placement import placement_options
 from kv_transfer.codec import MAX_MESSAGE_BYTES
@@ -28,14 +29,13 @@ APP_NAME = "skim"
 
 REPLICA_CHOICE = "router.pools.affinity_router:AffinityRouter"
 MAX_STARTS = 1_000_000
-"""Number of failed starts in a row after which Serve gives up a pool for good. Each waits up to a minute after the one
-before (`retried_start`).
+"""Failed starts in a row after which Serve would give up a pool for good: in effect never. `retried_start` waits up to
+a minute between them.
 
-The number is large, so that Serve never gives up. Serve counts failed starts in every rolling update, and only its
-controller's memory holds that a pool has run: with a small number, one start that the kernel kills for memory could end
-the pool. A wrong configuration still fails at once, because `cluster.serve.deployment` checks the first failed start.
+Serve counts failed starts in every rolling update, and only its controller's memory holds that a pool has run: with a
+small number, one start that the kernel kills for memory could end the pool. A wrong configuration still fails at once,
+because `cluster.serve.awaited_start` looks for a failed start.
 """
-
 
 SERVE_SWITCHES = {
     "RAY_SERVE_PROXY_USE_GRPC": "1",
@@ -60,7 +60,7 @@ that takes a quarter of what an idle deployment costs. It looks at its proxies e
 replaced after three looks.
 """
 
-LASTING: dict[str, Any] = {
+SERVE_OPTIONS: dict[str, Any] = {
     "max_constructor_retry_count": MAX_STARTS,
     # Serve detects a dead replica only by its health check.
     "health_check_period_s": 2.0,
@@ -69,116 +69,145 @@ LASTING: dict[str, Any] = {
 }
 """Serve's options of every deployment, so that none stays down."""
 
-REFUSING = 256
+REFUSAL_SLOTS = 256
 """Requests that a router has beyond its `max_ongoing_requests` for the short time in which it refuses them. Serve's
 proxy would hold them without an answer until the router has fields."""
 
 SERVE_READS = {
     "host", "port", "replicas", "cpus", "resources", "drain_timeout_s", "tls_cert", "tls_key", "max_ongoing_requests",
 }  # fmt: skip
-"""Settings of the endpoint that are no arguments of a router: a change of them starts no router anew."""
+"""Settings of the endpoint that a router does not read: a change of them starts no router anew."""
 
 CHANNEL_TOKEN = "SKIM_CHANNEL_TOKEN"
 """Environment variable with the draft channel's token. It overrides the config and is never written to one."""
 
 
-def serve_app(settings: dict[str, Any]) -> Application:
+def serve_app(settings: Mapping[str, Any]) -> Application:
     """The application of a config given as plain settings. The `import_path` of a Serve config names this function.
 
     Model folders must be absolute, or hub names. Secrets come from the environment. Raises SkimError.
     """
-    return build_app(config_from_settings(_with_secrets(settings, os.environ)))
-
-
-def _with_secrets(settings: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    if not (token := environment.get(CHANNEL_TOKEN)):
-        return dict(settings)
-    return {**settings, "channel": {**settings.get("channel", {}), "token": token}}
+    if token := os.environ.get(CHANNEL_TOKEN):
+        settings = {**settings, "channel": {**settings.get("channel", {}), "token": token}}
+    return build_app(config_from_settings(settings))
 
 
 def build_app(config: DeploymentConfig) -> Application:
     """The application of `config`, ready for `serve.run`."""
-    own = {"port": config.channel.port}
-    drafts = config.decode.method == "remote" and not config.router.select_only
-    channel = {**_channel(config.channel), **own} if drafts else None
     sizes = sizes_of(config)
-    pool = _pool("speculator", SpeculatorActor, config.speculator, sizes)
     traces = config.observability.traces.model_dump() if config.observability.traces else None
-    settings = _replica(config.speculator, traces)
-    speculator = _bind(pool, settings, channel, reads_for=config.target.model)
-    role: dict[str, Any] = {}
-    prefill: dict[str, Any] = {}
-    if config.target.prefill is not None:
-        role = {"kv_role": "decode"}
-        pool = _pool("prefill", TargetActor, config.target.prefill, sizes)
-        prefill = {"prefill": _bind(pool, _replica(config.target.prefill, traces, kv_role="prefill"))}
-    target = None
-    if "target" in config.pools:
-        pool = _pool("target", TargetActor, config.target, sizes)
-        options = {**_decoding(config), **role}
-        target = _bind(pool, _replica(config.target, traces, **options))
+    pools = {name: _pool(config, name, sizes[name], traces) for name in config.pools}
     router = serve.deployment(router_ingress(), name="router").options(
         **sizes["router"],
-        **LASTING,
+        **SERVE_OPTIONS,
         ray_actor_options={"num_cpus": config.router.cpus, "resources": config.router.resources},
     )
     return _bind(
         router,
-        speculator,
-        target,
-        **prefill,
+        pools["speculator"],
+        pools.get("target"),
+        prefill=pools.get("prefill"),
         model=config.target.model,
         served_model_names=[config.served_model_name, *config.model_aliases],
         vllm_options=config.front_options,
-        settings=config.router.model_dump(exclude=SERVE_READS),
-        defaults={"prefill": config.selection.model_dump(), "decode": config.decode.model_dump()},
+        settings=config.router,
+        selection=config.selection,
+        decode=config.decode,
         traces=traces,
     )
 
 
+def _pool(
+    config: DeploymentConfig, name: str, size: Mapping[str, Any], traces: Mapping[str, Any] | None
+) -> Application:
+    pool = config.pools[name]
+    deployment = serve.deployment(SpeculatorActor if name == "speculator" else TargetActor, name=name).options(
+        **size,
+        **SERVE_OPTIONS,
+        request_router_config=RequestRouterConfig(request_router_class=REPLICA_CHOICE),
+        **placement_options(name, pool),
+    )
+    settings = PoolSettings(
+        engine=pool.engine,
+        model=pool.model,
+        tensor_parallel=pool.tensor_parallel,
+        options=engine_options(config, name),
+        start_timeout_s=pool.start_timeout_s,
+        hung_after_s=pool.hung_after_s,
+        start_probe=pool.start_probe,
+        traces=traces,
+    )
+    if name != "speculator":
+        return _bind(deployment, settings)
+    drafts = config.decode.method == "remote" and not config.router.select_only
+    channel = {**_channel(config.channel), "port": config.channel.port} if drafts else None
+    return _bind(deployment, settings, channel, reads_for=config.target.model)
+
+
+def engine_options(config: DeploymentConfig, name: str) -> dict[str, Any]:
+    """All options of a pool's engine: its own in the file, and what other settings ask of it."""
+    pool = config.pools[name]
+    options = dict(pool.options_of_engine)
+    if pool.engine == "vllm" and pool.pipeline_parallel > 1:
+        options["pipeline_parallel_size"] = pool.pipeline_parallel
+    if pool.engine == "vllm" and pool.nodes_per_replica > 1:
+        options["distributed_executor_backend"] = "ray"
+    if "prefill" in config.pools and name != "speculator":
+        options["kv_role"] = "prefill" if name == "prefill" else "decode"
+    if name == "target" and pool.engine == "vllm":
+        options["decode"] = config.decode.model_dump()
+    if name == "target" and config.decode.method == "remote":  # a mock ends sessions by it
+        options["draft_channel"] = {**_channel(config.channel), "deadline_s": config.channel.deadline_ms / 1e3}
+    return options
+
+
+def _channel(channel: ChannelConfig) -> dict[str, Any]:
+    """Token and TLS files, in the form that both ends of the draft channel take."""
+    tls = {"cert": channel.tls_cert, "key": channel.tls_key, "ca": channel.tls_ca} if channel.tls_ca else None
+    return {"token": channel.token, "tls": tls}
+
+
 def _bind(deployment: serve.Deployment, *args: Any, **kwargs: Any) -> Application:
     """The deployment with its arguments, and their hash as its version: Serve keeps replicas of the same version."""
-    arguments = json.dumps([version("skim-serve"), args, kwargs], default=deployment_name)
+    arguments = json.dumps([version("skim-serve"), args, kwargs], default=plain)
     set_version(deployment, hashlib.sha256(arguments.encode()).hexdigest())
     return deployment.bind(*args, **kwargs)
 
 
+def plain(argument: Application | BaseModel) -> Any:
+    """An argument of a deployment as plain data: what a replica of it reads."""
+    if isinstance(argument, Application):
+        return deployment_name(argument)
+    return argument.model_dump(mode="json", exclude=SERVE_READS if isinstance(argument, RouterConfig) else None)
+
+
 def sizes_of(config: DeploymentConfig) -> dict[str, dict[str, Any]]:
     """By deployment, the options that Serve changes without new replicas: their number, concurrency, draining."""
-    own, load = config.router, _load(config.router)
-    load["max_ongoing_requests"] += REFUSING
-    headroom = {name: _most_requests(config, name) / own.replicas for name in ("speculator", "target")}
-    read = {"max_ongoing_requests": own.max_ongoing_requests, "headroom": headroom}  # see RouterDeployment.reconfigure
-    sizes = {"router": {"num_replicas": own.replicas, **load, "user_config": read}}
+    router = config.router
+    sizes = {"router": {"num_replicas": router.replicas, **_load(router, REFUSAL_SLOTS)}}
+    headroom = {name: _most_requests(config, name) / router.replicas for name in ("speculator", "target")}
+    # See RouterDeployment.reconfigure.
+    sizes["router"]["user_config"] = {"max_ongoing_requests": router.max_ongoing_requests, "headroom": headroom}
     return sizes | {name: {**_replicas(pool), **_load(pool)} for name, pool in config.pools.items()}
 
 
-def _load(part: PoolConfig | RouterConfig) -> dict[str, Any]:
-    return {"max_ongoing_requests": part.max_ongoing_requests, "graceful_shutdown_timeout_s": part.drain_timeout_s}
-
-
-def _pool(name: str, actor: type, pool: PoolConfig, sizes: Mapping[str, dict[str, Any]]) -> serve.Deployment:
-    return serve.deployment(actor, name=name).options(
-        **sizes[name],
-        **LASTING,
-        request_router_config=RequestRouterConfig(request_router_class=REPLICA_CHOICE),
-        **placement_options(name, pool),
-    )
+def _load(part: PoolConfig | RouterConfig, beyond: int = 0) -> dict[str, Any]:
+    return {
+        "max_ongoing_requests": part.max_ongoing_requests + beyond,
+        "graceful_shutdown_timeout_s": part.drain_timeout_s,
+    }
 
 
 def _replicas(pool: PoolConfig) -> dict[str, Any]:
     """The number of replicas: fixed, or decided by Serve's autoscaler."""
     if pool.autoscaling is None:
         return {"num_replicas": pool.replicas}
-    return {"autoscaling_config": scaling_options(pool.autoscaling, pool.replicas)}
-
-
-def scaling_options(scaling: AutoscalingConfig, at_start: int) -> dict[str, Any]:
-    """Options of ray.serve.config.AutoscalingConfig."""
-    options = scaling.model_dump(exclude_none=True)
+    options = pool.autoscaling.model_dump(exclude_none=True)
     # Whenever the options change, Ray resets a pool to `initial_replicas` (DeploymentAutoscalingState.register).
     # Without that option, a pool under load keeps its replicas.
-    return options if at_start == scaling.min_replicas else {**options, "initial_replicas": at_start}
+    if pool.replicas != pool.autoscaling.min_replicas:
+        options["initial_replicas"] = pool.replicas
+    return {"autoscaling_config": options}
 
 
 def _most_requests(config: DeploymentConfig, name: str) -> float:
@@ -192,36 +221,3 @@ def logging_options(observability: ObservabilityConfig) -> LoggingConfig:
     """The logging options of Serve's processes."""
     level, encoding = observability.log_level.upper(), observability.log_format.upper()
     return LoggingConfig(log_level=level, encoding=encoding, enable_access_log=False)
-
-
-def _replica(pool: PoolConfig, traces: Mapping[str, Any] | None, **options: Any) -> dict[str, Any]:
-    """The fields of `actors.pool_actor.PoolSettings`. options: further engine options."""
-    if pool.engine == "vllm" and pool.pipeline_parallel > 1:
-        options["pipeline_parallel_size"] = pool.pipeline_parallel
-    if pool.engine == "vllm" and pool.nodes_per_replica > 1:
-        options["distributed_executor_backend"] = "ray"
-    settings = PoolSettings(
-        engine=pool.engine,
-        model=pool.model,
-        tensor_parallel=pool.tensor_parallel,
-        options={**pool.options_of_engine, **options},
-        start_timeout_s=pool.start_timeout_s,
-        hung_after_s=pool.hung_after_s,
-        start_probe=pool.start_probe,
-        traces=traces,
-    )
-    return settings.model_dump(exclude_defaults=True)
-
-
-def _decoding(config: DeploymentConfig) -> dict[str, Any]:
-    """The target's engine options for speculative decoding. A mock gets the draft channel only, to end sessions."""
-    decoding: dict[str, Any] = {"decode": config.decode.model_dump()} if config.target.engine == "vllm" else {}
-    if config.decode.method == "remote":
-        decoding["draft_channel"] = {**_channel(config.channel), "deadline_s": config.channel.deadline_ms / 1e3}
-    return decoding
-
-
-def _channel(channel: ChannelConfig) -> dict[str, Any]:
-    """Token and TLS files, in the form that both ends of the draft channel take."""
-    tls = {"cert": channel.tls_cert, "key": channel.tls_key, "ca": channel.tls_ca} if channel.tls_ca else None
-    return {"token": channel.token, "tls": tls}

@@ -121,8 +121,9 @@ def with_pinned_models(config: DeploymentConfig, on_unknown: PrintLine | None = 
             if on_unknown is None:
                 raise
             unknown[pool.model] = error
-    for reason in unknown.values() if on_unknown else ():
-        on_unknown(f"Not pinned to a commit, so each replica takes the newest files when it starts: {reason}")
+    if on_unknown is not None:
+        for reason in unknown.values():
+            on_unknown(f"Not pinned to a commit, so each replica takes the newest files when it starts: {reason}")
     return config.with_pools(pools)
 
 

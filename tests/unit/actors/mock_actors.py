@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from actors.pool_actor import PoolSettings
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from kv_transfer.codec import encode
@@ -20,7 +21,7 @@ IDS = np.arange(10, 410, dtype=np.int32)
 
 def mock_settings(folder, options=None):
     """The settings of a replica of the demo model `folder`, with a mock engine."""
-    return {"engine": "mock", "model": str(MODELS / folder), "options": options or {}}
+    return PoolSettings(engine="mock", model=str(MODELS / folder), options=options or {})
 
 
 async def replica(actor, folder, options, *more):

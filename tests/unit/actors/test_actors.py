@@ -9,6 +9,7 @@ import pytest
 
 from actors import speculator as module
 from actors import target as target_module
+from actors.pool_actor import PoolSettings
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from benchmarks.mock_engines.speculator import MockSpeculator
@@ -80,7 +81,7 @@ async def test_retrieval_heads_are_found_with_and_without_a_start_probe_and_befo
     monkeypatch.setattr(module, "ensure_heads", ensure_heads)
     monkeypatch.setattr(module, "find_failure", find_failure)
     actor = SpeculatorActor.__new__(SpeculatorActor)
-    await actor.__init__({"engine": "vllm", "model": str(MODELS / "speculator"), "start_probe": start_probe})
+    await actor.__init__(PoolSettings(engine="vllm", model=str(MODELS / "speculator"), start_probe=start_probe))
     assert calls == (["heads"] if start_probe == "off" else ["heads", ("probe", True)])
     assert decode(await actor.info(), ModelInfo).has_head_profile
 
@@ -98,7 +99,7 @@ async def test_the_start_probe_of_a_target_asks_for_no_more_than_its_engine_show
     monkeypatch.setattr(target_module, "create_engine", lambda kind, model, **_: MockTarget(model))
     monkeypatch.setattr(target_module, "find_failure", find_failure)
     monkeypatch.setattr(target_module, "fetch_on_nodes", fetch_on_nodes)
-    settings = {"engine": "vllm", "model": str(MODELS / "target"), "options": options, "start_probe": "dense"}
+    settings = PoolSettings(engine="vllm", model=str(MODELS / "target"), options=options, start_probe="dense")
     await TargetActor.__new__(TargetActor).__init__(settings)
     assert asked == [most]
 
@@ -149,7 +150,7 @@ async def test_an_engine_that_is_down_is_unavailable():
 async def test_a_speculator_with_another_tokenizer_selects_in_the_target_s_tokens(tmp_path):
     folder = model_without_weights(tmp_path / "speculator", "byte_level")
     actor = SpeculatorActor.__new__(SpeculatorActor)
-    await actor.__init__({"engine": "mock", "model": folder}, reads_for=str(MODELS / "target"))
+    await actor.__init__(PoolSettings(engine="mock", model=folder), reads_for=str(MODELS / "target"))
     info = decode(await actor.info(), ModelInfo)
     check_pair(info, decode(await (await target()).info(), ModelInfo))
     selection = decode(await selected(actor, select_request()), Selection)
@@ -249,7 +250,7 @@ async def test_a_replica_that_cannot_start_says_why(cls):
     with pytest.raises(ModelError, match="does not exist"):
         await replica(cls, "nowhere", {})
     with pytest.raises(SkimError, match=r"choose vllm, mock, or a class as package\.module:Class"):
-        await cls.__new__(cls).__init__({"engine": "tensorrt", "model": str(MODELS / "target")})
+        await cls.__new__(cls).__init__(PoolSettings(engine="tensorrt", model=str(MODELS / "target")))
 
 
 @pytest.mark.parametrize("make", [speculator, target])

@@ -22,5 +22,5 @@ def pods(objects):
 
 def pools_of(router):
     """The pools to which the router's deployment is bound."""
-    bound = (*router.init_args, *(router.init_kwargs[name] for name in ("prefill",) if name in router.init_kwargs))
-    return [pool._bound_deployment for pool in bound]
+    bound = (*router.init_args, router.init_kwargs["prefill"])
+    return [pool._bound_deployment for pool in bound if pool]

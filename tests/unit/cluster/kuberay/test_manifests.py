@@ -236,8 +236,8 @@ def test_traces_of_all_parts_go_to_the_collector():
     traced = config_from_flags(DEMO, {"observability.traces": {"endpoint": "http://c"}})
     served = yaml.safe_load(service_of(traced)["serveConfigV2"])["applications"][0]
     router = serve_app(served["args"])._bound_deployment
-    for settings in (router.init_kwargs, *(pool.init_args[0] for pool in pools_of(router))):
-        assert settings["traces"]["endpoint"] == "http://c"
+    for traces in (router.init_kwargs["traces"], *(pool.init_args[0].traces for pool in pools_of(router))):
+        assert traces["endpoint"] == "http://c"
 
 
 REMOTE = {"input": "s3://a/in", "output": "s3://a/out"}

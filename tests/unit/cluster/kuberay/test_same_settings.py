@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from pydantic import BaseModel
 from ray.serve._private.application_state import override_deployment_info
 from ray.serve.config import HTTPOptions
 from ray.serve.handle import DeploymentHandle
@@ -10,7 +11,7 @@ from ray.serve.schema import LoggingConfig, ServeDeploySchema
 from cluster.config.load import config_from_flags, load_config
 from cluster.config.schema import DeploymentConfig
 from cluster.kuberay.service import ROUTER_RESOURCE, serve_config
-from cluster.serve.app import APP_NAME, CHANNEL_TOKEN, build_app, logging_options, serve_app
+from cluster.serve.app import APP_NAME, CHANNEL_TOKEN, build_app, logging_options, plain, serve_app
 from cluster.serve.deployment import http_options
 from tests.unit.cluster.kuberay.conftest import ROOT
 from tests.unit.cluster.kuberay.serve_overrides import infos
@@ -117,6 +118,8 @@ def flat(value, name=""):
     """Plain data as values by dotted names. Handles of deployments are their names."""
     if isinstance(value, DeploymentHandle):
         return {name: value.deployment_name}
+    if isinstance(value, BaseModel):
+        value = plain(value)
     if isinstance(value, dict):
         return {key: x for field, inner in value.items() for key, x in flat(inner, f"{name}.{field}").items()}
     if isinstance(value, list | tuple):
@@ -187,5 +190,5 @@ def test_what_differs_would_be_found():
     assert differing(served_here(text), served_in_pods(config)).keys() == {
         ".router.options.max_ongoing_requests",
         ".router.options.user_config.max_ongoing_requests",
-        ".router.arguments.defaults.prefill.look_ahead",
+        ".router.arguments.selection.look_ahead",
     }

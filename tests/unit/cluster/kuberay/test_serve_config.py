@@ -29,7 +29,7 @@ def test_a_speculator_alone_has_no_pods_for_a_target():
     [application] = ServeDeploySchema.model_validate(yaml.safe_load(service["serveConfigV2"])).applications
     assert groups == sorted(deployed(application)) == ["router", "speculator"]
     speculator, target = serve_app(application.args)._bound_deployment.init_args
-    assert speculator._bound_deployment.init_args[0]["model"] == "/models/speculator"
+    assert speculator._bound_deployment.init_args[0].model == "/models/speculator"
     assert target is None
 
 

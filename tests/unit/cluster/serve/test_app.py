@@ -82,7 +82,7 @@ def test_the_token_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv(CHANNEL_TOKEN, TOKEN)
     _, speculator, target = deployments(serve_app(settings))
     assert speculator.init_args[1]["token"] == TOKEN
-    assert target.init_args[0]["options"]["draft_channel"]["token"] == TOKEN
+    assert target.init_args[0].options["draft_channel"]["token"] == TOKEN
     monkeypatch.delenv(CHANNEL_TOKEN)
     assert deployments(serve_app(settings))[1].init_args[1]["token"] is None
 
@@ -93,11 +93,7 @@ def test_sessions_are_kept_for_a_target_that_ends_them(engine, method, ends_sess
     pools = {"speculator": {"model": "/small"}, "target": {"model": "/big", "engine": engine}}
     settings = {**pools, "decode": {"method": method}}
     _, speculator, target = deployments(build_app(config_from_settings(settings)))
-    assert (
-        (speculator.init_args[1] is not None)
-        == ("draft_channel" in target.init_args[0].get("options", {}))
-        == ends_sessions
-    )
+    assert (speculator.init_args[1] is not None) == ("draft_channel" in target.init_args[0].options) == ends_sessions
 
 
 def test_wrong_settings_are_one_sentence():
@@ -118,11 +114,11 @@ def test_traces_reach_every_deployment():
     for app in (build_app(told), serve_app(told.model_dump(mode="json"))):
         router, speculator, target = deployments(app)
         prefill = router.init_kwargs["prefill"]._bound_deployment
-        for one in (router.init_kwargs, speculator.init_args[0], target.init_args[0], prefill.init_args[0]):
-            assert one["traces"] == {**traces, "service_name": "skim"}
+        for pool in (speculator, target, prefill):
+            assert pool.init_args[0].traces == router.init_kwargs["traces"] == {**traces, "service_name": "skim"}
     router, speculator, target = deployments(build_app(config_from_settings(pools)))
     assert router.init_kwargs["traces"] is None
-    assert all("traces" not in one.init_args[0] for one in (speculator, target))
+    assert all(pool.init_args[0].traces is None for pool in (speculator, target))
 
 
 def test_only_what_changed_is_replaced():
@@ -155,11 +151,11 @@ def test_the_one_list_of_options_goes_where_each_is_read():
     assert router.init_kwargs["vllm_options"] == {"api_key": ["k"], "reasoning_parser": "qwen3"}
     of_engine = {"reasoning_parser": "qwen3", "max_model_len": 2048}
     for half in (decoding, prefilling):
-        assert half.init_args[0]["options"].items() >= of_engine.items()
-        assert "api_key" not in half.init_args[0]["options"]
-    assert "options" not in speculator.init_args[0]
+        assert half.init_args[0].options.items() >= of_engine.items()
+        assert "api_key" not in half.init_args[0].options
+    assert speculator.init_args[0].options == {}
     mock = {**settings, "target": {"model": "/big", "engine": "mock", "engine_options": options}}
-    assert deployments(build_app(config_from_settings(mock)))[2].init_args[0]["options"]["max_model_len"] == 2048
+    assert deployments(build_app(config_from_settings(mock)))[2].init_args[0].options["max_model_len"] == 2048
     assert config_from_settings(mock).target.options_of_engine == {"max_model_len": 2048}
 
 
@@ -198,7 +194,7 @@ def test_a_replica_on_several_nodes_is_a_placement_group():
     assert (actor["num_cpus"], actor.get("num_gpus", 0), actor.get("resources", {})) == (4, 0, {})
     assert actor["runtime_env"]["env_vars"]["NCCL_SOCKET_IFNAME"] == "eth0"
     assert actor["runtime_env"]["env_vars"]["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] == "1"
-    options = target.init_args[0]["options"]
+    options = target.init_args[0].options
     assert (options["pipeline_parallel_size"], options["distributed_executor_backend"]) == (2, "ray")
     assert speculator._replica_config.placement_group_bundles is None
 
@@ -209,7 +205,7 @@ def test_ranks_on_one_node_need_no_placement_group():
     _, _, target = deployments(build_app(config))
     assert target._replica_config.placement_group_bundles is None
     assert target.ray_actor_options["num_gpus"] == 12
-    options = target.init_args[0]["options"]
+    options = target.init_args[0].options
     assert options["pipeline_parallel_size"] == 2
     assert "distributed_executor_backend" not in options
 
