@@ -14,7 +14,7 @@ from cluster.config.kubernetes import KubernetesConfig
 from cluster.config.pools import PoolConfig, TargetConfig, placed
 from cluster.config.without_effect import settings_without_effect
 from kv_transfer.options import DecodeOptions
-from router.options.policies import PolicyOptions
+from router.options.request import PolicyOptions
 from router.options.settings import File, RouterConfig
 
 WITH_STAGES = ("none", "eagle", "mtp")

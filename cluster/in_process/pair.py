@@ -18,8 +18,7 @@ from cluster.in_process.prompts import PromptInput, render
 from cluster.in_process.selection import PairSelection
 from kv_transfer.messages import FINAL_ONLY, Completion, KeptPrompt, SelectRequest, TokenLogprob
 from kv_transfer.options import ALWAYS, DecodeOptions
-from router.options.policies import Keep
-from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
+from router.options.request import PREFILL, Keep, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from skim_common.environment import unless_set
 from skim_common.errors import InvalidRequestError, SkimError

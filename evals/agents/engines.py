@@ -22,8 +22,7 @@ from router.decision.pool_time import PoolTime
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CallState, Outcome
-from router.options.policies import OFF
-from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.request import OFF, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from skim_common.errors import SkimError
 

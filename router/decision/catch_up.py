@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from kv_transfer.options import ALWAYS
 from router.decision.cache_ledger import BLOCK_TOKENS
 from router.decision.rules import Decision
-from router.options.policies import OFF
-from router.options.request import PrefillOptions
+from router.options.request import OFF, PrefillOptions
 
 CHUNK_TOKENS, LEAST_CHUNK = 2048, 256
 CHUNK_MS = 500.0

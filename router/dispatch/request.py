@@ -17,8 +17,7 @@ from router.admission.api_keys import Caller
 from router.decision.forecast import Forecast
 from router.decision.rules import Decision
 from router.options.context_management import Edit
-from router.options.policies import SYSTEM_ROLES
-from router.options.request import PrefillOptions
+from router.options.request import SYSTEM_ROLES, PrefillOptions
 from router.prompt.keep_fields import KeepFields
 from router.prompt.protected_spans import PromptSpans
 from router.prompt.rendered import RenderedPrompt

@@ -16,9 +16,12 @@ from starlette.types import Receive
 
 from router.options.errors import RefusedError
 from router.options.headers import whole_number
-from router.options.settings import RouterConfig
 
 MAX_HEADER_BYTES = 32 * 2**10
+TIMEOUT_S = 60.0
+"""A request whose body takes longer to arrive gets a 408."""
+MAX_MEMORY_BYTES = 256 * 2**20
+"""Of the bodies over `FREE_BYTES` that a router is reading; above it the slowest gets a 503."""
 
 FREE_BYTES = 64 * 2**10
 """A smaller body does not count and is never given up: uvicorn holds as much of a connection (its HIGH_WATER_LIMIT)."""
@@ -48,10 +51,10 @@ class _Reading:
 
 
 class BodyBudget:
-    """max_bytes: of all bodies over `FREE_BYTES` that are being read. One body alone may be larger. clock: seconds."""
+    """One body alone may be larger than the budget. clock: seconds."""
 
-    def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_bytes, self._clock = max_bytes, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._readings: dict[_Reading, None] = {}  # in the order of their beginning
 
     @property
@@ -72,7 +75,7 @@ class BodyBudget:
     def add(self, reading: _Reading, size: int) -> None:
         """Count `size` more bytes of it. Raises RefusedError (503) if it is itself given up."""
         reading.size += size
-        while reading.counts and self.held_bytes > self._max_bytes:
+        while reading.counts and self.held_bytes > MAX_MEMORY_BYTES:
             now = self._clock()
             counted = [one for one in self._readings if one.counts]
             if len(counted) == 1:
@@ -89,27 +92,28 @@ def check_headers(headers: Headers) -> None:
         raise RefusedError(431, "RequestTooLargeError", text)
 
 
-async def read_body(headers: Headers, receive: Receive, limits: RouterConfig, budget: BodyBudget) -> bytes:
-    """The whole body, or its beginning if the client is gone. budget: of all requests of this router.
+async def read_body(headers: Headers, receive: Receive, max_bytes: int, budget: BodyBudget) -> bytes:
+    """The whole body, or its beginning if the client is gone. max_bytes: of this body. budget: of all requests of this
+    router.
 
     Raises RefusedError: 413, 408, 400 for a wrong length, 503 if the body was given up for faster ones.
     """
     declared = whole_number(headers.get("content-length", "0"))
     if declared is None:
         raise RefusedError(400, "BadRequestError", "the header content-length must be a number of bytes")
-    if declared > limits.max_body_bytes:
-        raise _too_large(limits)
+    if declared > max_bytes:
+        raise _too_large(max_bytes)
     reading: _Reading | None = None
     body = bytearray()  # a list of chunks of one byte would take 40 times their memory
     try:
-        async with asyncio.timeout(limits.body_timeout_s) as timeout:
+        async with asyncio.timeout(TIMEOUT_S) as timeout:
             with budget.reading(timeout) as reading:
                 more = True
                 while more:
                     message = await receive()
                     chunk = message.get("body", b"")
-                    if len(body) + len(chunk) > limits.max_body_bytes:
-                        raise _too_large(limits)
+                    if len(body) + len(chunk) > max_bytes:
+                        raise _too_large(max_bytes)
                     budget.add(reading, len(chunk))
                     body += chunk
                     more = message.get("more_body", False)  # False also if the client is gone
@@ -117,12 +121,12 @@ async def read_body(headers: Headers, receive: Receive, limits: RouterConfig, bu
     except TimeoutError:
         if reading is not None and reading.given_up:
             raise _given_up() from None
-        text = f"the body did not arrive within {limits.body_timeout_s:g} s; send it faster, or shorten it"
+        text = f"the body did not arrive within {TIMEOUT_S:g} s; send it faster, or shorten it"
         raise RefusedError(408, "RequestTimeoutError", text) from None
 
 
-def _too_large(limits: RouterConfig) -> RefusedError:
-    text = f"the body has more than {limits.max_body_bytes} bytes, this server's limit; shorten it"
+def _too_large(max_bytes: int) -> RefusedError:
+    text = f"the body has more than {max_bytes} bytes, this server's limit; shorten it"
     return RefusedError(413, "RequestTooLargeError", text)
 
 

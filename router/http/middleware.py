@@ -50,7 +50,7 @@ class SkimMiddleware:
         self.app = app
         self._dispatcher, self._settings = dispatcher, settings
         self._tracer, self._model = tracer, model
-        self._budget = BodyBudget(settings.body_memory_bytes)
+        self._budget = BodyBudget()
         self._intake = intake or IntakeLock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,7 +80,7 @@ class SkimMiddleware:
         """The body, with `deadline` and `arrived` of Request. Raises what refuses the request before it is taken in."""
         arrived, headers = asyncio.get_running_loop().time(), Headers(scope=scope)
         check_headers(headers)
-        body = await read_body(headers, receive, self._settings, self._budget)
+        body = await read_body(headers, receive, self._settings.max_body_bytes, self._budget)
         deadline = read_deadline(headers, self._settings.deadline_s, arrived)
         caller, came = caller_of(scope), time.perf_counter()
         if scope["path"].endswith(_ADMITTED) and not _has_priority(headers, body):

@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from kv_transfer.options import ALWAYS
 from router.dispatch.request import Request
 from router.options.errors import InvalidOptionError, RefusedError
-from router.options.policies import PolicyOptions
-from router.options.request import DECODE, PREFILL, PrefillOptions, clipped
+from router.options.request import DECODE, PREFILL, PolicyOptions, PrefillOptions, clipped
 from router.prompt.contents import changed
 from router.prompt.keep_fields import KeepFields, messages_with_keeps
 from router.prompt.markers import Markers

@@ -8,26 +8,96 @@ in the header.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import annotated_types
-from pydantic import BaseModel, Field, ValidationError
+import re2
+from pydantic import BaseModel, Field, PlainValidator, ValidationError
 
-from kv_transfer.options import ALWAYS, AUTO, DecodeOptions, SelectionOptions
+from kv_transfer.options import ALWAYS, AUTO, YAML_SWITCH, DecodeOptions, SelectionOptions
 from router.options.errors import InvalidOptionError
-from router.options.policies import (
-    CatchUpWish,
-    PolicyOptions,
-    Wish,
-)
 from skim_common.nesting import too_deep
 from skim_common.validation import problems
 
 MAX_PROTECTED_SPANS = 4096
+_PARTS = re2.compile(r'(?:[^";]|"(?:[^"\\]|\\.)*"?)+')
+"""The parts of a header. A semicolon in a string of JSON parts nothing."""
 
 Span = Annotated[list[Annotated[int, Field(ge=0)]], annotated_types.Len(2, 2)]
+
+Keep = Literal["always", "auto"] | float
+"""always: kept whole. auto: selected together with the rest of the prompt. A number: the share of its own chunks."""
+
+KEEP_VALUES = "always, auto or a number > 0 and <= 1"
+SYSTEM_ROLES = ("system", "developer")
+TOOL_ROLES = ("tool", "function")
+
+Role = Literal["system", "user", "assistant", "tool"]
+"""system: also the developer's messages, which are selected from only if `keep_by_role` names it."""
+
+
+def read_keep(value: Any) -> Keep:
+    """Raises ValueError for anything else."""
+    if value in ("always", "auto"):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
+        return float(value)
+    raise ValueError(f"must be {KEEP_VALUES}")
+
+
+def read_wish(value: Any) -> Any:
+    """The value of `enabled`. Raises ValueError for anything else.
+
+    `true` leaves it to the router: other systems have the same field for something else, and a client of theirs must
+    not force a lossy run.
+    """
+    # An error of pydantic's own union would name the members of the union, not the field alone.
+    if value is True:
+        return AUTO
+    if value is False or value in (AUTO, ALWAYS):
+        return value
+    raise ValueError("must be auto, always, true or false")
+
+
+Wish = Annotated[Literal["auto", "always", False], PlainValidator(read_wish)]
+"""always: speculative, past the guard. False: dense. auto: the router chooses."""
+
+KeepField = Annotated[Keep, PlainValidator(read_keep)]
+
+OFF: Literal["off"] = "off"
+
+CatchUpWish = Annotated[Literal["auto", "off", "always"], YAML_SWITCH]
+"""auto: where a later turn is likely. always: after every prompt that lost tokens. off: never."""
+
+
+class PolicyOptions(SelectionOptions):
+    """The options of the selection that the router carries out, and those that cross the wire."""
+
+    keep_by_role: dict[Role, KeepField] = Field(
+        default_factory=dict,
+        fail_fast=True,
+        description='of a chat: how much is kept of the contents of a role, such as `{"tool": 0.3}`',
+    )
+    protect_tools: list[str] = Field(
+        default_factory=list, max_length=1024, description="results of the tools with these names are always kept"
+    )
+    keep_short: int = Field(
+        64, ge=0, description="of a chat: a message of at most this many tokens is kept whole; 0 switches this off"
+    )
+
+    def keep(self, role: str, tool: str | None, tokens: int, wish: Keep | None) -> Keep:
+        """How much is kept of a content of a message. The first rule that applies decides.
+
+        tool: the name of the tool whose result it is. tokens: of the message. wish: the client's for this content.
+        """
+        if wish is not None:
+            return wish
+        is_short = self.keep_short > 0 and tokens <= self.keep_short
+        if is_short or tool in self.protect_tools:
+            return "always"
+        return self.keep_by_role.get(role, "always" if role == "system" else "auto")  # type: ignore[call-overload]
 
 
 class PrefillOptions(PolicyOptions):
@@ -103,50 +173,39 @@ class Option(Generic[Options]):
             known = ", ".join(self.model.model_fields)
             param = f"{self.name}.{clipped(unknown)}"
             raise InvalidOptionError(f"unknown option {param}; the options are {known}", param)
+        # A request's own number for keep_rate replaces these of the deployment.
+        replaced = {"coverage", "min_keep"} if given.get("keep_rate", AUTO) != AUTO else set()
         try:
-            merged = self.model.model_validate({**self._that_count(defaults, given), **given})
+            merged = self.model.model_validate({**defaults.model_dump(exclude=replaced), **given})
             return self.model.model_construct(set(given), **dict(merged))
         except ValidationError as error:
-            raise self._readable(error) from None
-
-    def _that_count(self, defaults: Options, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The deployment's options that count here: not those that the request's own number for keep_rate replaces."""
-        replaced = {"coverage", "min_keep"} if given.get("keep_rate", AUTO) != AUTO else set()
-        return defaults.model_dump(exclude=replaced)
+            first = problems(error)[0]
+            param = f"{self.name}.{first.name}" if first.location else self.name
+            raise InvalidOptionError(f"{param}{' ' if first.location else ': '}{first.fault}", param) from None
 
     def _body_fields(self, body: Any) -> dict[str, Any]:
         if isinstance(body, bool) or body in self.words:
             return {"enabled": body}
         if isinstance(body, Mapping):
             return dict(body)
-        *allowed, last = ("an object", *self.words, "true", "false")
-        raise InvalidOptionError(f"{self.name} must be {', '.join(allowed)} or {last}, not {shown(body)}", self.name)
+        allowed = ", ".join(("an object", *self.words, "true"))
+        raise InvalidOptionError(f"{self.name} must be {allowed} or false, not {shown(body)}", self.name)
 
     def _header_fields(self, header: str) -> dict[str, Any]:
         """The fields of `on; keep=0.3; look-ahead=8`. A value is JSON; a value that is not valid JSON is text."""
         switches = {"on": True, "true": True, "off": False, "false": False, **{word: word for word in self.words}}
         fields: dict[str, Any] = {}
-        for part in filter(None, map(str.strip, _parts(header))):
+        for part in filter(None, map(str.strip, _PARTS.findall(header))):
             name, equals, value = (p.strip() for p in part.partition("="))
             if part.lower() in switches:
                 fields["enabled"] = switches[part.lower()]
-                continue
-            if not equals:
-                raise InvalidOptionError(
-                    f"header {self.header}: {shown(part)} is not name=value; write for example {self.example}",
-                    self.header,
-                )
-            name = name.lower().replace("-", "_")
-            fields[self.aliases.get(name, name)] = _json_or_text(value)
+            elif equals:
+                name = name.lower().replace("-", "_")
+                fields[self.aliases.get(name, name)] = _json_or_text(value)
+            else:
+                message = f"{shown(part)} is not name=value; write for example {self.example}"
+                raise InvalidOptionError(f"header {self.header}: {message}", self.header)
         return fields
-
-    def _readable(self, error: ValidationError) -> InvalidOptionError:
-        """One sentence about the first problem: the field, what it should be, and the value that was sent."""
-        first = problems(error)[0]
-        if not first.location:
-            return InvalidOptionError(f"{self.name}: {first.fault}", self.name)
-        param = f"{self.name}.{first.name}"
-        return InvalidOptionError(f"{param} {first.fault}", param)
 
 
 PREFILL = Option("speculative_prefill", PrefillOptions, "keep=0.3; look-ahead=8", {"keep": "keep_rate"}, (AUTO, ALWAYS))
@@ -159,29 +218,16 @@ def read_decode(defaults: SpeculationOptions, headers: Mapping[str, str], body: 
     Raises InvalidOptionError for another method or for more drafts than the deployment has.
     """
     options = DECODE.resolve(defaults, headers.get(DECODE.header), body)
+    wrong = ""
     if options.method not in (defaults.method, "none"):
-        message = (
-            f"speculative_decode.method must be {defaults.method} or none in this deployment, not {options.method}"
-        )
-        raise InvalidOptionError(message, "speculative_decode.method")
-    if options.max_draft_tokens > defaults.max_draft_tokens:
-        message = f"at most {defaults.max_draft_tokens} in this deployment, not {options.max_draft_tokens}"
-        param = "speculative_decode.max_draft_tokens"
-        raise InvalidOptionError(f"{param} must be {message}", param)
+        wrong, allowed = "method", f"{defaults.method} or none"
+    elif options.max_draft_tokens > defaults.max_draft_tokens:
+        wrong, allowed = "max_draft_tokens", f"at most {defaults.max_draft_tokens}"
+    if wrong:
+        param = f"{DECODE.name}.{wrong}"
+        message = f"{param} must be {allowed} in this deployment, not {getattr(options, wrong)}"
+        raise InvalidOptionError(message, param)
     return options
-
-
-def _parts(header: str) -> Iterator[str]:
-    """The parts of a header. A semicolon in a string of JSON parts nothing."""
-    start, quoted, escaped = 0, False, False
-    for at, sign in enumerate(header):
-        if sign == ";" and not quoted:
-            yield header[start:at]
-            start = at + 1
-        elif sign == '"' and not escaped:
-            quoted = not quoted
-        escaped = quoted and sign == "\\" and not escaped
-    yield header[start:]
 
 
 def _json_or_text(value: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from kv_transfer.options import AUTO
-from router.options.policies import CatchUpWish, Wish
+from router.options.request import CatchUpWish, Wish
 
 
 def _beside_the_config(file: str, info: ValidationInfo) -> str:
@@ -110,14 +110,6 @@ class RouterConfig(BaseModel):
     )
     max_body_bytes: int = Field(
         16 * 2**20, ge=1, description="a request with a longer body gets a 413 before it is parsed"
-    )
-    body_timeout_s: float = Field(
-        60.0, gt=0, allow_inf_nan=False, description="a request whose body takes longer to arrive gets a 408"
-    )
-    body_memory_bytes: int = Field(
-        256 * 2**20,
-        ge=1,
-        description="memory for the bodies over 64 KiB that a router is reading; above it the slowest gets a 503",
     )
     keep_alive_s: float = Field(
         10.0,

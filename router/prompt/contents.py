@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from kv_transfer.layout import Frame
-from router.options.policies import SYSTEM_ROLES, TOOL_ROLES, Keep
+from router.options.request import SYSTEM_ROLES, TOOL_ROLES, Keep
 from router.prompt.keep_fields import KeepFields
 from router.prompt.markers import CharSpan, Markers
 

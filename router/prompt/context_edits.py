@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from router.options.context_management import FIELD, ClearThinking, ClearToolUses
 from router.options.errors import InvalidOptionError
-from router.options.policies import TOOL_ROLES
+from router.options.request import TOOL_ROLES
 from router.prompt.contents import ChatContents, Messages, calls_of, tools_of
 from router.prompt.protected_spans import Offsets, char_ranges, tokens_touched_by_each
 

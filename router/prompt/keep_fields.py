@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.options.errors import InvalidOptionError
-from router.options.policies import KEEP_VALUES, SYSTEM_ROLES, Keep, read_keep
-from router.options.request import shown
+from router.options.request import KEEP_VALUES, SYSTEM_ROLES, Keep, read_keep, shown
 from router.prompt.markers import Markers
 
 _LISTS = {"/chat/completions": ("messages",), "/messages": ("system", "messages"), "/responses": ("input",)}

@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from kv_transfer.arrays import Float32Array, Int32Array, Span, check_spans, mask_of, spans_of
 from kv_transfer.layout import TextLayout
-from router.options.policies import TOOL_ROLES, Keep, PolicyOptions
-from router.options.request import PrefillOptions
+from router.options.request import TOOL_ROLES, Keep, PolicyOptions, PrefillOptions
 from router.prompt.contents import ChatContents, Content
 from router.prompt.markers import CharSpan
 from router.prompt.task.speech import Speech, Turn, find_speech, merged, speech_of_turns

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from cluster.config import without_effect
 from cluster.config.load import as_yaml, config_from_flags, config_from_settings, load_config
 from cluster.config.pools import TargetConfig
-from router.options.policies import PolicyOptions
+from router.options.request import PolicyOptions
 from skim_common.errors import SkimError
 from skim_common.models.source import is_hub_name
 

@@ -18,8 +18,7 @@ from cluster.in_process.selection import PairSelection
 from demo_models.documents import make_document
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions
-from router.options.policies import PolicyOptions
-from router.options.request import PrefillOptions
+from router.options.request import PolicyOptions, PrefillOptions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
 from tests.unit.conftest import MODELS
 

@@ -10,7 +10,7 @@ from evals.agents.results import FIRST, LATER, counts, describe, groups, right, 
 from evals.agents.run import AgentSettings, run
 from evals.run.ask import InProcess
 from kv_transfer.options import AUTO
-from router.options.policies import OFF
+from router.options.request import OFF
 from skim_common.errors import SkimError
 from tests.unit.evals.conftest import MODELS
 

@@ -9,6 +9,7 @@ import json
 import pytest
 from starlette.datastructures import Headers
 
+from router.http import body_limits
 from router.http.body_limits import (
     FREE_BYTES,
     MAX_HEADER_BYTES,
@@ -21,8 +22,14 @@ from router.options.errors import RefusedError
 from router.options.settings import RouterConfig
 from tests.unit.router.asgi_calls import middleware
 
-TEN_BYTES = RouterConfig(max_body_bytes=10)
+MOST = RouterConfig().max_body_bytes
 CHUNK, SMALL_BODY = bytes(FREE_BYTES + 1), bytes(FREE_BYTES)
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Sets the memory for all bodies."""
+    return lambda size: monkeypatch.setattr(body_limits, "MAX_MEMORY_BYTES", size)
 
 
 class Client:
@@ -39,16 +46,16 @@ class Client:
         return {"type": "http.request", "body": chunk, "more_body": bool(self._chunks) or not self._ends}
 
 
-async def refusal(client, headers, limits=TEN_BYTES):
+async def refusal(client, headers):
     with pytest.raises(RefusedError) as raised:
-        await read_body(Headers(headers), client.receive, limits, BodyBudget(limits.body_memory_bytes))
+        await read_body(Headers(headers), client.receive, 10, BodyBudget())
     return raised.value
 
 
 @pytest.mark.parametrize("chunks", [(b"0123456789",), (b"01234", b"", b"56789"), (b"",)])
 async def test_a_body_within_the_limit_is_whole(chunks):
     size = str(sum(map(len, chunks)))
-    body = await read_body(Headers({"content-length": size}), Client(*chunks).receive, TEN_BYTES, BodyBudget(99))
+    body = await read_body(Headers({"content-length": size}), Client(*chunks).receive, 10, BodyBudget())
     assert body == b"".join(chunks)
 
 
@@ -71,13 +78,14 @@ async def test_a_wrong_length_is_refused(length):
     if length == "\u0663":
         headers = Headers(raw=[(b"content-length", b"\xb3")])  # a digit to str.isdigit, not to HTTP
     with pytest.raises(RefusedError) as raised:
-        await read_body(headers, Client(b"x").receive, TEN_BYTES, BodyBudget(99))
+        await read_body(headers, Client(b"x").receive, 10, BodyBudget())
     assert raised.value.status == 400
 
 
 @pytest.mark.parametrize("client", [Client(ends=False), Client(b"01", b"2", ends=False)])
-async def test_a_body_that_does_not_end_times_out(client):
-    error = await refusal(client, {"content-length": "9"}, RouterConfig(max_body_bytes=10, body_timeout_s=0.01))
+async def test_a_body_that_does_not_end_times_out(client, monkeypatch):
+    monkeypatch.setattr(body_limits, "TIMEOUT_S", 0.01)
+    error = await refusal(client, {"content-length": "9"})
     assert (error.status, error.type) == (408, "RequestTimeoutError")
 
 
@@ -87,7 +95,7 @@ async def test_a_client_that_is_gone_ends_the_body():
     async def receive():
         return messages.pop(0)
 
-    assert await read_body(Headers({}), receive, TEN_BYTES, BodyBudget(99)) == b"01"
+    assert await read_body(Headers({}), receive, 10, BodyBudget()) == b"01"
 
 
 def test_headers():
@@ -110,7 +118,7 @@ async def test_the_client_gets_openais_error_and_the_app_nothing(headers, status
     async def send(message):
         sent.append(message)
 
-    limited = middleware(app, TEN_BYTES)
+    limited = middleware(app, RouterConfig(max_body_bytes=10))
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": Headers(headers).raw}
     await limited(scope, Client(b"x" * 11).receive, send)
     assert sent[0]["status"] == status
@@ -122,7 +130,7 @@ class Body:
 
     def __init__(self, budget):
         self._messages = asyncio.Queue()
-        self.task = asyncio.create_task(read_body(Headers({}), self._messages.get, RouterConfig(), budget))
+        self.task = asyncio.create_task(read_body(Headers({}), self._messages.get, MOST, budget))
 
     async def send(self, chunk=CHUNK, *, last=False):
         """Also waits until every reader has seen what became of its body."""
@@ -151,9 +159,10 @@ class Clock:
 
 
 @pytest.mark.parametrize("bound", [10, 10**6], ids=["bounded", "not bounded"])
-async def test_many_slow_bodies_have_a_bounded_size(bound):
+async def test_many_slow_bodies_have_a_bounded_size(bound, memory):
     """With a bound that is never reached, the control, all of them are held."""
-    budget = BodyBudget(bound * len(CHUNK))
+    memory(bound * len(CHUNK))
+    budget = BodyBudget()
     bodies = [Body(budget) for _ in range(50)]
     most = 0
     for body in bodies:
@@ -166,9 +175,10 @@ async def test_many_slow_bodies_have_a_bounded_size(bound):
     assert budget.held_bytes == 0
 
 
-async def test_a_fast_body_passes_slow_ones():
+async def test_a_fast_body_passes_slow_ones(memory):
     clock = Clock()
-    budget = BodyBudget(4 * len(CHUNK), clock)
+    memory(4 * len(CHUNK))
+    budget = BodyBudget(clock)
     slow = []
     for clock.now in (0.0, 1.0, 2.0, 3.0):
         slow.append(Body(budget))
@@ -183,9 +193,10 @@ async def test_a_fast_body_passes_slow_ones():
     assert await slow[3].task == 2 * CHUNK
 
 
-async def test_the_body_that_is_itself_the_slowest_is_given_up():
+async def test_the_body_that_is_itself_the_slowest_is_given_up(memory):
     clock = Clock()
-    budget = BodyBudget(2 * len(CHUNK), clock)
+    memory(2 * len(CHUNK))
+    budget = BodyBudget(clock)
     slow = Body(budget)
     await slow.send(SMALL_BODY)
     clock.now = 20.0
@@ -199,8 +210,9 @@ async def test_the_body_that_is_itself_the_slowest_is_given_up():
         assert await other.task == CHUNK
 
 
-async def test_small_bodies_are_read_beside_large_slow_ones():
-    budget = BodyBudget(len(CHUNK))
+async def test_small_bodies_are_read_beside_large_slow_ones(memory):
+    memory(len(CHUNK))
+    budget = BodyBudget()
     large = Body(budget)
     await large.send()
     small = [Body(budget) for _ in range(50)]
@@ -212,16 +224,18 @@ async def test_small_bodies_are_read_beside_large_slow_ones():
     assert await large.task == 2 * CHUNK
 
 
-async def test_one_body_alone_may_exceed_the_budget():
-    alone = Body(BodyBudget(1))
+async def test_one_body_alone_may_exceed_the_budget(memory):
+    memory(1)
+    alone = Body(BodyBudget())
     await alone.send()
     await alone.send(last=True)
     assert await alone.task == 2 * CHUNK
 
 
-async def test_a_body_that_ends_otherwise_leaves_no_bytes():
-    budget = BodyBudget(10**9)
-    too_large = [bytes(RouterConfig().max_body_bytes), b"x"]
+async def test_a_body_that_ends_otherwise_leaves_no_bytes(memory):
+    memory(10**9)
+    budget = BodyBudget()
+    too_large = [bytes(MOST), b"x"]
     body = Body(budget)
     for chunk in too_large:
         await body.send(chunk)
@@ -233,14 +247,14 @@ async def test_a_body_that_ends_otherwise_leaves_no_bytes():
     assert budget.held_bytes == 0
 
 
-async def test_the_bodies_of_all_requests_of_a_router_count_together():
+async def test_the_bodies_of_all_requests_of_a_router_count_together(memory):
     sent, reached = {}, []
 
     async def app(scope, receive, send):
         reached.append(scope["name"])
 
-    limits = RouterConfig(body_memory_bytes=len(CHUNK))
-    limited = middleware(app, limits)
+    memory(len(CHUNK))
+    limited = middleware(app)
 
     def ask(name, messages):
         async def send(message):
@@ -262,10 +276,11 @@ async def test_the_bodies_of_all_requests_of_a_router_count_together():
     assert json.loads(body["body"])["error"]["type"] == "ServiceUnavailableError"
 
 
-async def test_a_body_whose_time_is_over_in_this_moment_can_be_given_up():
+async def test_a_body_whose_time_is_over_in_this_moment_can_be_given_up(memory):
     """Its time is over, and its task has not run since. The body that needs its place must not fail for that."""
     clock = Clock()
-    budget = BodyBudget(2 * len(CHUNK), clock)
+    memory(2 * len(CHUNK))
+    budget = BodyBudget(clock)
     late = asyncio.create_task(read_late(budget, expiring := []))
     for _ in range(2):
         await asyncio.sleep(0)

@@ -256,7 +256,6 @@ def test_a_header_without_equals_sign_is_shown_an_example():
 @given(st.one_of(st.text(), st.lists(st.tuples(st.text(), st.text())).map(lambda p: ";".join(map("=".join, p)))))
 @example("keep=" + "[" * 60_000)
 @example("keep=" + "1" * 5000)
-@example("\ud800=1")
 def test_any_header_gives_options_or_one_error(header):
     try:
         PREFILL.resolve(DEFAULTS, header, None)
