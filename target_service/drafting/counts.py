@@ -12,15 +12,16 @@ with the drafters, and for a longer verification. So the counts of a step are ch
 All costs and rates are measured in the running system.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 Float64Array = npt.NDArray[np.float64]
+Int64Array = npt.NDArray[np.int64]
 
 FIRST_RATE = 0.7
-"""The assumed rate at every position, until drafts were verified."""
+"""The assumed acceptance at every position, until drafts were verified."""
 
 PRIOR_DRAFTS = 16.0
 """The rates of all requests count as much as this number of a request's drafts, FIRST_RATE as a fourth of it."""
@@ -31,13 +32,14 @@ DECAY = 0.97
 The drafts of all requests keep DECAY ** (1 / 4), so that chance does not stop drafts that pay.
 """
 
+WEIGHT = 0.1
+"""The weight of a new time. The first ones weigh more, so that their mean is reached at once."""
 
-def expected_tokens(acceptance: float, drafts: int) -> float:
-    """E: expected tokens per verification if all positions have one rate, from 1 (no drafts) to drafts + 1.
+PROBE_SHARE = 0.005
+"""The share of the decoding time that probes may lose."""
 
-    arXiv 2211.17192, section 3.1.
-    """
-    return sum(acceptance**k for k in range(drafts + 1))
+REST = 8
+"""Steps without drafts, after drafts did not pay, until the counts are chosen again. A choice takes time, too."""
 
 
 class PositionAcceptance:
@@ -63,7 +65,7 @@ class PositionAcceptance:
     def expected(self) -> Float64Array:
         """float64 [most]: the probability that a draft and all drafts before it are accepted; never increases.
 
-        The sum of the first K values is E - 1 (`expected_tokens`).
+        The sum of the first K values, and 1, are the expected tokens of a verification (arXiv 2211.17192, section 3.1).
         """
         return np.cumprod(self.rates, dtype=np.float64)
 
@@ -75,13 +77,9 @@ class PositionAcceptance:
         self._accepted[:accepted] += 1
 
 
-WEIGHT = 0.1
-"""The weight of a new value. The first values weigh more, so that their mean is reached at once."""
-
-
 @dataclass(slots=True)
 class Line:
-    """base + slope * x, fitted to noisy values one at a time (normalised least mean squares). Both are >= 0.
+    """Seconds, base + slope * x, fitted to noisy values one at a time (normalised least mean squares). Both are >= 0.
 
     A value at x = 0 changes the base only. So the slope is not forgotten while x stays 0. at_zero, elsewhere: number of
     values at x = 0 and at x > 0.
@@ -98,10 +96,7 @@ class Line:
     def observe(self, x: float, value: float) -> None:
         """Record a value >= 0 measured at x >= 0."""
         first = not self.at_zero + self.elsewhere
-        if x:
-            self.elsewhere += 1
-        else:
-            self.at_zero += 1
+        self.at_zero, self.elsewhere = self.at_zero + (not x), self.elsewhere + bool(x)
         if first:
             # One value does not determine a line. Half of the value is attributed to each part.
             self.base, self.slope = (value / 2, value / 2 / x) if x else (value, 0.0)
@@ -111,63 +106,21 @@ class Line:
         self.base, self.slope = max(self.base + share, 0.0), max(self.slope + share * x, 0.0)
 
 
-@dataclass(slots=True)
-class StepCosts:
-    """step: seconds of a decode step, by the mean number of drafts per request of the batch; without the exchange.
+class DraftCounts:
+    """The choice of the draft counts in each step of a worker. most: the largest count.
 
+    step: seconds of a decode step, by the mean number of drafts per request of the batch; without the exchange.
     exchange: seconds that a step waits for drafts, by the largest draft count in it.
     """
 
-    step: Line = field(default_factory=Line)
-    exchange: Line = field(default_factory=Line)
-
-    @property
-    def measured(self) -> bool:
-        return self.step.at_zero > 0 and self.exchange.elsewhere > 0
-
-    def observe_step(self, drafts: int, rows: int, seconds: float) -> None:
-        """Record a step. One that was interrupted by other work on the machine counts at most as twice the usual."""
-        x = drafts / rows
-        usual = self.step.at(x)
-        self.step.observe(x, min(seconds, 2 * usual) if usual else seconds)
-
-    def seconds(self, drafts: int, rows: int, largest: int) -> float:
-        """A step with `drafts` drafts for a batch of `rows` requests, at least a microsecond. largest: the largest
-        count of one request.
-        """
-        return max(self.step.at(drafts / rows) + (self.exchange.at(largest) if largest else 0.0), 1e-6)
-
-    def in_plain_steps(self) -> dict[str, float]:
-        """cost_per_exchange: an exchange without drafts. cost_per_draft: one more draft for each request. 0 before
-        both were measured.
-        """
-        plain = max(self.step.base, 1e-6) if self.measured else float("inf")
-        return {
-            "cost_per_exchange": self.exchange.base / plain,
-            "cost_per_draft": (self.exchange.slope + self.step.slope) / plain,
-        }
-
-
-PROBE_SHARE = 0.005
-"""The share of the decoding time that probes may lose."""
-
-REST = 8
-"""Steps without drafts, after drafts did not pay, until the counts are chosen again. A choice takes time, too."""
-
-Int64Array = npt.NDArray[np.int64]
-
-
-class DraftCounts:
-    """The choice of the draft counts in each step of a worker. most: the largest count."""
-
     def __init__(self, most: int) -> None:
-        self.costs = StepCosts()
+        self.step, self.exchange = Line(), Line()
         self._most = most
+        self._connected = False
+        self._rest = 0  # steps
         self._allowance = 0.0  # seconds that the next probe may lose
         self._planned_wait: float | None = None  # of the exchange of a probe
         self._last_probe = most
-        self._connected = False
-        self._rest = 0  # steps
 
     def rest(self) -> bool:
         """Whether the next step has no drafts, because drafts did not pay a few steps ago. Call it once per step."""
@@ -182,46 +135,57 @@ class DraftCounts:
         """
         self._planned_wait = None
         allowed: Int64Array = np.minimum(limits, self._most)
-        if not self.costs.measured:
+        if not (self.step.at_zero and self.exchange.elsewhere):
             # A step without drafts is the first to be measured, then an exchange.
-            return allowed * int(self.costs.step.at_zero > 0)
-        worth = (expected * self.costs.step.base > self.costs.step.slope).sum(axis=1)
-        plans: list[Int64Array] = [np.minimum(np.minimum(allowed, worth), k) for k in range(self._most + 1)]
-        rates = [self._tokens(plan, expected, rows) / self._seconds(plan, rows) for plan in plans]
-        best = int(np.argmax(rates))
-        probe = self._next_probe(best)
+            return allowed * int(self.step.at_zero > 0)
+        worth = np.minimum(allowed, (expected * self.step.base > self.step.slope).sum(axis=1))
+        plans: list[Int64Array] = [np.minimum(worth, k) for k in range(self._most + 1)]
+        speeds = [self._tokens(plan, expected, rows) / self._seconds(plan, rows) for plan in plans]
+        best = int(np.argmax(speeds))
+        # No drafts or the most drafts, in turns, but not the count that is used anyway.
+        probe = {0: self._most, self._most: 0}.get(best, 0 if self._last_probe else self._most)
         plan = np.minimum(allowed, probe)
-        lost = self._seconds(plan, rows) - self._tokens(plan, expected, rows) / rates[best]
+        lost = self._seconds(plan, rows) - self._tokens(plan, expected, rows) / speeds[best]
         if lost > self._allowance:
             self._rest = 0 if best else REST
             return plans[best]
         self._allowance, self._last_probe = 0.0, probe
-        self._planned_wait = self.costs.exchange.at(probe) if probe else None
+        self._planned_wait = self.exchange.at(probe) if probe else None
         return plan
+
+    def _tokens(self, plan: Int64Array, expected: Float64Array, rows: int) -> float:
+        """Expected tokens of a step: one for each request of the batch, and the accepted drafts."""
+        return rows + float(expected[np.arange(self._most) < plan[:, None]].sum())
+
+    def _seconds(self, plan: Int64Array, rows: int) -> float:
+        largest = int(plan.max(initial=0))
+        return max(self.step.at(int(plan.sum()) / rows) + (self.exchange.at(largest) if largest else 0.0), 1e-6)
 
     def exchanged(self, largest: int, seconds: float, *, drafted: bool) -> None:
         """An exchange took `seconds`. largest: the largest count that was asked for, > 0. drafted: drafts came."""
         # The first exchange also connects. One that failed at once does not show what drafts cost.
-        if self._connected if drafted else seconds > self.costs.exchange.at(largest):
-            self.costs.exchange.observe(largest, seconds)
+        shows_cost = self._connected if drafted else seconds > self.exchange.at(largest)
+        if shows_cost:
+            self.exchange.observe(largest, seconds)
         self._connected |= drafted
         if self._planned_wait is not None:
             self._allowance -= max(seconds - self._planned_wait, 0.0)
 
     def stepped(self, drafts: int, rows: int, seconds: float) -> None:
-        """A decode step of `rows` requests with `drafts` drafts took `seconds`, without its exchange."""
-        self.costs.observe_step(drafts, rows, seconds)
+        """A decode step of `rows` requests with `drafts` drafts took `seconds`, without its exchange.
+
+        One that was interrupted by other work on the machine counts at most as twice the usual.
+        """
+        usual = self.step.at(drafts / rows)
+        self.step.observe(drafts / rows, min(seconds, 2 * usual) if usual else seconds)
         self._allowance += PROBE_SHARE * seconds
 
-    def _next_probe(self, best: int) -> int:
-        """No drafts or the most drafts, in turns, but not the count that is used anyway."""
-        probe = 0 if self._last_probe else self._most
-        return self._most - best if best in (0, self._most) else probe
-
-    def _tokens(self, plan: Int64Array, expected: Float64Array, rows: int) -> float:
-        """Expected tokens of a step: one for each request of the batch, and the accepted drafts."""
-        used = np.arange(self._most) < plan[:, None]
-        return rows + float(expected[used].sum())
-
-    def _seconds(self, plan: Int64Array, rows: int) -> float:
-        return self.costs.seconds(int(plan.sum()), rows, int(plan.max(initial=0)))
+    def costs(self) -> dict[str, float]:
+        """In plain steps; 0 before both lines were measured. cost_per_exchange: an exchange without drafts.
+        cost_per_draft: one more draft for each request.
+        """
+        plain = max(self.step.base, 1e-6) if self.step.at_zero and self.exchange.elsewhere else float("inf")
+        return {
+            "cost_per_exchange": self.exchange.base / plain,
+            "cost_per_draft": (self.exchange.slope + self.step.slope) / plain,
+        }

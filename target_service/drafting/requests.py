@@ -9,6 +9,7 @@ import numpy as np
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import UNDRAFTED
+from kv_transfer.messages import SessionHandle
 from target_service.drafting.counts import DraftCounts, PositionAcceptance
 from target_service.drafting.exchange import ProposalRequest
 from target_service.drafting.session import Proposal, TargetSession, one_hot
@@ -17,22 +18,44 @@ from target_service.drafting.settings import DraftSettings
 COUNTS = ("rounds", "drafts", "accepted", "look_ahead", "no_session", "no_draft")
 
 
+class Verified(NamedTuple):
+    """One request after a step.
+
+    drafts: number of drafts that the step verified. sampled: the accepted drafts and one token. answer: int32 [n], all
+    tokens so far; empty for a request that `DraftedRequests` does not know.
+    """
+
+    id: str
+    drafts: int
+    sampled: list[int]
+    answer: Int32Array
+
+
+class AnswerEnd(NamedTuple):
+    """Where an answer ends: after `length` tokens, or with a token of `tokens`, but not before `min_length`."""
+
+    length: int
+    tokens: frozenset[int] = frozenset()
+    min_length: int = 0
+
+
 @dataclass(slots=True)
 class DraftedRequest:
     """most: the largest draft count. adaptive: False means that it is always used. session: None without a drafter.
 
-    temperature, top_m: as in DraftRow, 0 for one-hot drafts. asked: whether the last drafts came from the drafter.
+    temperature, top_m: as in DraftRow, 0 for one-hot drafts. from_drafter: whether the last drafts came from there.
     chosen: the draft count that the last plan chose; None before the first choice.
     """
 
     most: int
     adaptive: bool
+    end: AnswerEnd
     acceptance: PositionAcceptance
     look_ahead: Int32Array
     session: TargetSession | None
     temperature: float
     top_m: int
-    asked: bool = False
+    from_drafter: bool = False
     chosen: int | None = None
 
     def wanted(self) -> int:
@@ -41,20 +64,23 @@ class DraftedRequest:
             return self.most
         return 0 if self.session is None else self.chosen or 0
 
+    def room(self, row: Verified) -> int:
+        """How many drafts can still become part of the answer; 0 after its end.
+
+        The last token of an answer needs no draft. The scheduler ends an answer only after this step, and it must not
+        wait for drafts that are never verified.
+        """
+        size = int(row.answer.size)
+        if size >= self.end.min_length and not self.end.tokens.isdisjoint(row.sampled):
+            return 0
+        return min(self.most, self.end.length - size - 1)
+
     def free_drafts(self, answer: Int32Array) -> Int32Array:
         """The look-ahead tokens that continue `answer`; none after the answer has diverged from them."""
         ahead = self.look_ahead
         if ahead.size <= answer.size or not np.array_equal(ahead[: answer.size], answer):
             self.look_ahead = ahead = ahead[:0]
         return ahead[answer.size :]
-
-
-class AnswerRow(NamedTuple):
-    """A row of the batch: a request, its answer so far, and the number of drafts that may follow it."""
-
-    request_id: str
-    answer: Int32Array
-    room: int
 
 
 class DraftedRequests:
@@ -74,8 +100,8 @@ class DraftedRequests:
         self._chosen: Counter[int] = Counter()
         self._drafts_at, self._accepted_at = [0] * most, [0] * most
 
-    def __len__(self) -> int:
-        return len(self._requests)
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
 
     def drafters(self) -> set[str]:
         """The addresses of the drafters of all requests."""
@@ -84,17 +110,18 @@ class DraftedRequests:
     def get(self, request_id: str) -> DraftedRequest | None:
         return self._requests.get(request_id)
 
-    def begin(self, request_id: str, settings: DraftSettings, temperature: float, top_m: int) -> None:
+    def begin(self, request_id: str, settings: DraftSettings, end: AnswerEnd, temperature: float, top_m: int) -> None:
         """Add a request."""
-        session = None
-        if settings.session is not None and (key := (settings.session.address, settings.session.id)) not in self._owned:
-            self._owned.add(key)
-            session = TargetSession(settings.session)
+        session, handle = None, SessionHandle(*settings.session) if settings.session else None
+        if handle is not None and (handle.address, handle.id) not in self._owned:
+            self._owned.add((handle.address, handle.id))
+            session = TargetSession(handle)
         self._requests[request_id] = DraftedRequest(
             min(settings.max_drafts, self._most),
             settings.adaptive,
+            end,
             PositionAcceptance(self._most, prior=self._acceptance),
-            settings.look_ahead,
+            np.frombuffer(settings.look_ahead, "<i4"),
             session,
             temperature,
             top_m,
@@ -118,7 +145,7 @@ class DraftedRequests:
         """Record one verification of `drafts` > 0 drafts of this request; the first `accepted` were accepted."""
         request = self._requests.get(request_id)
         # Look-ahead tokens tell nothing about the drafter's next drafts.
-        if request is not None and request.asked:
+        if request is not None and request.from_drafter:
             request.acceptance.observe(drafts, accepted)
             self._acceptance.observe(drafts, accepted)
         self._counters.update(rounds=1, drafts=drafts, accepted=accepted)
@@ -126,23 +153,23 @@ class DraftedRequests:
             self._drafts_at[k] += 1
             self._accepted_at[k] += k < accepted
 
-    def plan(self, batch: Iterable[AnswerRow], rows: int) -> tuple[dict[str, Proposal], dict[str, ProposalRequest]]:
+    def plan(self, batch: Iterable[Verified], rows: int) -> tuple[dict[str, Proposal], dict[str, ProposalRequest]]:
         """Decide where the next drafts of a batch come from: look-ahead tokens (Proposal), the drafters, or nowhere.
 
         rows: requests of the batch, with those that get no drafts. Returns both by request id.
         """
         free: dict[str, Proposal] = {}
-        fixed: list[tuple[AnswerRow, DraftedRequest]] = []
-        adaptive: list[tuple[AnswerRow, DraftedRequest]] = []
+        fixed: list[tuple[Verified, DraftedRequest, int]] = []
+        adaptive: list[tuple[Verified, DraftedRequest, int]] = []
         for row in batch:
-            request = self._requests.get(row.request_id)
-            if request is None or (most := min(request.most, row.room)) < 1:
+            request = self._requests.get(row.id)
+            if request is None or (room := request.room(row)) < 1:
                 continue
-            request.asked = False
-            tokens = request.free_drafts(row.answer)[:most]
+            request.from_drafter = False
+            tokens = request.free_drafts(row.answer)[:room]
             if tokens.size:
                 self._counters["look_ahead"] += int(tokens.size)
-                free[row.request_id] = one_hot(tokens)
+                free[row.id] = one_hot(tokens)
             elif request.session is None:
                 self._counters["no_session"] += 1
             elif row.answer.size < UNDRAFTED:
@@ -151,26 +178,22 @@ class DraftedRequests:
                 request.chosen = 0
                 self._counters["no_draft"] += 1
             else:
-                (adaptive if request.adaptive else fixed).append((row, request))
-        counts = [min(request.most, row.room) for row, request in fixed]
+                (adaptive if request.adaptive else fixed).append((row, request, room))
+        counts = [room for *_, room in fixed]
         if self.counts.rest():
             counts += [0] * len(adaptive)
         elif adaptive:
-            expected = np.stack([request.acceptance.expected for _, request in adaptive])
-            limits = np.array([min(request.most, row.room) for row, request in adaptive])
-            counts += self.counts.choose(expected, limits, rows).tolist()
-        asked = zip([*fixed, *adaptive], counts, strict=True)
-        return free, {row.request_id: q for (row, request), count in asked if (q := self._ask(row, request, count))}
-
-    def _ask(self, row: AnswerRow, request: DraftedRequest, count: int) -> ProposalRequest | None:
-        before, request.chosen = request.chosen, count
-        if self._ahead and before is not None:
-            count = min(before, row.room)
-        self._chosen[count] += 1
-        if request.session is None or not count:
-            return None
-        request.asked = True
-        return ProposalRequest(request.session, row.answer, count, request.temperature, request.top_m)
+            expected = np.stack([request.acceptance.expected for _, request, _ in adaptive])
+            counts += self.counts.choose(expected, np.array([room for *_, room in adaptive]), rows).tolist()
+        asked: dict[str, ProposalRequest] = {}
+        for (row, request, room), count in zip([*fixed, *adaptive], counts, strict=True):
+            before, request.chosen = request.chosen, count
+            drafts = min(before, room) if self._ahead and before is not None else count
+            self._chosen[drafts] += 1
+            if request.session is not None and drafts:
+                request.from_drafter = True
+                asked[row.id] = ProposalRequest(request.session, row.answer, drafts, request.temperature, request.top_m)
+        return free, asked
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start.
@@ -185,5 +208,5 @@ class DraftedRequests:
             "accepted_per_position": list(self._accepted_at),
             "acceptance": float(self._acceptance.rates[0]),
             "chosen": {k: self._chosen[k] for k in range(self._most + 1)},
-            **self.counts.costs.in_plain_steps(),
+            **self.counts.costs(),
         }

@@ -1,65 +1,48 @@
 """The drafting settings of a request. They reach the target's worker in `SamplingParams.extra_args`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Self
 
-import numpy as np
-
-from kv_transfer.arrays import Int32Array
-from kv_transfer.messages import GenerateRequest, SessionHandle
+from kv_transfer.messages import GenerateRequest
 
 DRAFTING = "skim_drafting"
-"""Key in `SamplingParams.extra_args`; its value is a mapping of builtins and bytes, which are cheap to copy."""
+"""Key in `SamplingParams.extra_args`; its value is a DraftSettings, or the list that vLLM's messages make of it."""
 
 Q_TOP = 32
 """(token, probability) pairs of the drafter's distribution that are sent per draft."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftSettings:
-    """max_drafts: the highest K; 0: no drafts. look_ahead: int32 [N], the first drafts. q_top: pairs of q per draft."""
+class DraftSettings(NamedTuple):
+    """Builtins alone, which are cheap to copy.
+
+    max_drafts: the highest K; 0: no drafts. q_top: pairs of q per draft. look_ahead: int32 [N] as bytes, the first
+    drafts. session: address and id.
+    """
 
     max_drafts: int
-    adaptive: bool
-    q_top: int
-    look_ahead: Int32Array
-    session: SessionHandle | None
+    adaptive: bool = True
+    q_top: int = Q_TOP
+    look_ahead: bytes = b""
+    session: tuple[str, str] | None = None
 
+    @classmethod
+    def of(cls, request: GenerateRequest) -> Self:
+        decode, session = request.decode, request.prompt.session
+        return cls(
+            decode.max_draft_tokens if decode.method != "none" else 0,
+            decode.adaptive,
+            Q_TOP,
+            request.prompt.look_ahead_tokens.astype("<i4").tobytes(),
+            (session.address, session.id) if session else None,
+        )
 
-def encode_settings(request: GenerateRequest) -> dict[str, Any]:
-    """The value of DRAFTING for this request."""
-    decode, session = request.decode, request.prompt.session
-    return {
-        "max_drafts": decode.max_draft_tokens if decode.method != "none" else 0,
-        "adaptive": decode.adaptive,
-        "q_top": Q_TOP,
-        "look_ahead": request.prompt.look_ahead_tokens.astype("<i4").tobytes(),
-        "session": [session.address, session.id] if session else None,
-    }
+    @classmethod
+    def read(cls, extra_args: Mapping[str, Any] | None) -> Self | None:
+        """The settings of a request with these `extra_args`; None if there are none."""
+        sent = extra_args.get(DRAFTING) if extra_args else None
+        return None if sent is None else cls(*sent)
 
-
-def draft_settings(extra_args: Mapping[str, Any] | None) -> DraftSettings | None:
-    """The settings of a request with these `extra_args`; None if there are none."""
-    sent = extra_args.get(DRAFTING) if extra_args else None
-    if sent is None:
-        return None
-    return DraftSettings(
-        max_drafts=sent["max_drafts"],
-        adaptive=sent["adaptive"],
-        q_top=sent["q_top"],
-        look_ahead=np.frombuffer(sent["look_ahead"], "<i4"),
-        session=SessionHandle(*sent["session"]) if sent["session"] else None,
-    )
-
-
-def max_drafts(extra_args: Mapping[str, Any] | None) -> int | None:
-    """`DraftSettings.max_drafts` only, without decoding the rest; None if there are no settings."""
-    sent = extra_args.get(DRAFTING) if extra_args else None
-    return None if sent is None else int(sent["max_drafts"])
-
-
-def may_draft(extra_args: Mapping[str, Any] | None) -> bool:
-    """Whether a request with these `extra_args` has a source of remote drafts and allows them."""
-    sent = extra_args.get(DRAFTING) if extra_args else None
-    return sent is not None and sent["max_drafts"] > 0 and bool(sent["session"] or sent["look_ahead"])
+    @property
+    def may_draft(self) -> bool:
+        """Whether the request has a source of remote drafts and allows them."""
+        return self.max_drafts > 0 and bool(self.session or self.look_ahead)

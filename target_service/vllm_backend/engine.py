@@ -23,7 +23,7 @@ from kv_transfer.position_map import position_args
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import inspect_model
 from skim_common.models.source import local_folder
-from target_service.drafting.settings import DRAFTING, encode_settings
+from target_service.drafting.settings import DRAFTING, DraftSettings
 from target_service.engine import TargetEngine
 from target_service.vllm_backend.continued_answers import ANSWERED, continue_outputs
 from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
@@ -190,7 +190,7 @@ class VllmTarget(TargetEngine):
         except (msgspec.ValidationError, VLLMClientError, ValueError) as e:
             raise InvalidRequestError(f"sampling parameters: {e}") from e
         if self.decode.method != "none":
-            extra_args[DRAFTING] = encode_settings(request)
+            extra_args[DRAFTING] = DraftSettings.of(request)
         sampling.extra_args = extra_args or None
         return sampling
 

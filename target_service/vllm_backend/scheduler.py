@@ -9,7 +9,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from target_service.drafting.settings import max_drafts, may_draft
+from target_service.drafting.settings import DraftSettings
 from target_service.vllm_backend.continued_answers import ContinuedAnswers
 from target_service.vllm_backend.speculation.remote_drafts import REPORT, DraftReport
 from vllm_hooks.block_hash import PositionHashing
@@ -51,7 +51,8 @@ class AsyncTargetScheduler(ContinuedAnswers, PositionHashing, AsyncScheduler):
             request = self.requests[id]
             if not request.spec_token_ids:
                 continue
-            drafts = may_draft(request.sampling_params.extra_args) if request.sampling_params else False
+            settings = _settings(request)
+            drafts = settings is not None and settings.may_draft
             most = self._wanted.get(id, len(request.spec_token_ids)) if drafts else 0
             request.spec_token_ids = request.spec_token_ids[:most]
 
@@ -79,8 +80,8 @@ def _drop_padding(requests: Any, scheduled: Any) -> None:
     """
     drafts = scheduled.scheduled_spec_decode_tokens
     for id in list(drafts):
-        sampling = requests[id].sampling_params
-        if sampling is not None and sampling.seed is not None and max_drafts(sampling.extra_args) == 0:
+        sampling, settings = requests[id].sampling_params, _settings(requests[id])
+        if settings is not None and sampling.seed is not None and settings.max_drafts == 0:
             padding = len(drafts.pop(id))
             scheduled.num_scheduled_tokens[id] -= padding
             scheduled.total_num_scheduled_tokens -= padding
@@ -90,8 +91,12 @@ def _limit_drafts(requests: Any, ids: Any) -> None:
     """Remove drafts (or their placeholders) beyond the request's limit. The limit is a count, so results stay exact."""
     for id in ids:
         request = requests.get(id)
-        if request is None or not request.spec_token_ids or request.sampling_params is None:
+        if request is None or not request.spec_token_ids:
             continue
-        most = max_drafts(request.sampling_params.extra_args)
-        if most is not None and len(request.spec_token_ids) > most:
-            request.spec_token_ids = request.spec_token_ids[:most]
+        if (settings := _settings(request)) is not None:
+            request.spec_token_ids = request.spec_token_ids[: settings.max_drafts]
+
+
+def _settings(request: Any) -> DraftSettings | None:
+    sampling = request.sampling_params
+    return DraftSettings.read(sampling.extra_args) if sampling is not None else None

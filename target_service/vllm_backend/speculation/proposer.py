@@ -18,8 +18,9 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from kv_transfer.arrays import Float32Array
 from kv_transfer.position_map import Int64Array
+from target_service.drafting.requests import Verified
 from target_service.drafting.session import Proposal
-from target_service.vllm_backend.speculation.remote_drafts import RemoteDrafts, Verified
+from target_service.vllm_backend.speculation.remote_drafts import RemoteDrafts
 
 PROPOSER = "target_service.vllm_backend.speculation.proposer.RemoteProposer"
 
@@ -61,7 +62,6 @@ class RemoteProposer:
                 for row, sampled in enumerate(sampled_token_ids)
                 if sampled
             ]
-            self._drafts.observe(rows)
             proposals = self._drafts.propose(rows, len(rows))
         # All ranks decide this in the same way, from data that all of them have.
         if self._group.world_size > 1 and not self._runner.input_batch.all_greedy:

@@ -4,16 +4,18 @@ Only rank 0 of a tensor-parallel group does this. The other ranks receive its pr
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from kv_transfer.arrays import Int32Array
 from kv_transfer.draft_channel.client import connecting
-from target_service.drafting.exchange import DraftExchange, ProposalRequest
-from target_service.drafting.requests import AnswerRow, DraftedRequests
+from target_service.drafting.exchange import DraftExchange
+from target_service.drafting.requests import AnswerEnd, DraftedRequests, Verified
 from target_service.drafting.session import Proposal
-from target_service.drafting.settings import draft_settings
+from target_service.drafting.settings import DraftSettings
+
+GREEDY_BELOW = 1e-5
+"""vLLM decodes greedily below this temperature (vllm.sampling_params)."""
 
 REPORT = "skim_draft_report"
 """Attribute of ModelRunnerOutput with the DraftReport of the step."""
@@ -35,19 +37,6 @@ CHANNEL = "skim_draft_channel"
 """Key in VllmConfig.additional_config: the argument of `connecting`."""
 
 
-class Verified(NamedTuple):
-    """One request after a step.
-
-    drafts: number of drafts that the step verified. sampled: the accepted drafts and one token. answer: int32 [n], all
-    tokens so far; empty for a request that `RemoteDrafts.follows` does not know.
-    """
-
-    id: str
-    drafts: int
-    sampled: list[int]
-    answer: Int32Array
-
-
 @dataclass
 class _Step:
     """A decode step without prefill. began: time.perf_counter. waited: seconds of its exchange with the drafters."""
@@ -58,34 +47,23 @@ class _Step:
     waited: float = 0.0
 
 
-class _Limits(NamedTuple):
-    prompt_length: int
-    params: Any
-
-
 class RemoteDrafts:
     """The drafting state of one target worker. ahead: as in DraftedRequests."""
 
     def __init__(self, vllm_config: Any, *, ahead: bool = False) -> None:
-        self._most = vllm_config.speculative_config.num_speculative_tokens
         self._max_model_len = vllm_config.model_config.max_model_len
         channel = (vllm_config.additional_config or {}).get(CHANNEL) or {}
         self._exchange = DraftExchange(connecting(channel), vllm_config.model_config.get_vocab_size())
-        self._requests = DraftedRequests(self._most, ahead=ahead)
-        self._limits: dict[str, _Limits] = {}
+        self._requests = DraftedRequests(vllm_config.speculative_config.num_speculative_tokens, ahead=ahead)
         self._step: _Step | None = None
 
     def begin_step(self, scheduled: Any) -> None:
         """Process the scheduler's output (vllm.v1.core.sched.output.SchedulerOutput) before the forward."""
-        now = time.perf_counter()
-        if self._step and not scheduled.finished_req_ids and not scheduled.scheduled_new_reqs:
-            self._requests.counts.stepped(
-                self._step.drafts, self._step.rows, now - self._step.began - self._step.waited
-            )
+        step, now = self._step, time.perf_counter()
+        if step and not scheduled.finished_req_ids and not scheduled.scheduled_new_reqs:
+            self._requests.counts.stepped(step.drafts, step.rows, now - step.began - step.waited)
         for id in scheduled.finished_req_ids:
-            self._limits.pop(id, None)
-            session = self._requests.finish(id)
-            if session is not None:
+            if (session := self._requests.finish(id)) is not None:
                 self._exchange.close(session)
         for new in scheduled.scheduled_new_reqs:
             self._begin_request(new)
@@ -97,68 +75,48 @@ class RemoteDrafts:
 
     def _begin_request(self, new: Any) -> None:
         params = new.sampling_params
-        settings = draft_settings(params.extra_args) if params else None
+        settings = DraftSettings.read(params.extra_args) if params else None
         if settings is None:
             return
-        if new.req_id in self._limits:
+        if new.req_id in self._requests:
             # The V2 runner adds a preempted request again, perhaps without the last tokens of its answer.
             self._requests.roll_back(new.req_id, len(new.prefill_token_ids) - len(new.prompt_token_ids))
             return
-        self._limits[new.req_id] = _Limits(len(new.prompt_token_ids), params)
-        greedy = params.temperature < 1e-5
+        length = self._max_model_len - len(new.prompt_token_ids)
+        ends = frozenset({params.eos_token_id, *(params.stop_token_ids or ())})
+        end = AnswerEnd(min(length, params.max_tokens or length), ends, params.min_tokens)
         # A grammar removes drafts after they were sampled, which would bias q. One-hot drafts stay exact.
-        sampled = not greedy and params.structured_outputs is None
-        self._requests.begin(
-            new.req_id, settings, params.temperature if sampled else 0.0, settings.q_top if sampled else 0
-        )
+        sampled = params.temperature >= GREEDY_BELOW and params.structured_outputs is None
+        temperature, top_m = (params.temperature, settings.q_top) if sampled else (0.0, 0)
+        self._requests.begin(new.req_id, settings, end, temperature, top_m)
 
     def follows(self, request_id: str) -> bool:
         """Whether this running request may get drafts."""
-        return request_id in self._limits
+        return request_id in self._requests
 
-    def observe(self, rows: Iterable[Verified]) -> None:
-        """Record the step that has just been sampled. rows: its requests that sampled a token."""
+    def propose(self, rows: Sequence[Verified], batch_size: int) -> dict[str, Proposal]:
+        """Record the step that has just been sampled, and get drafts by request id.
+
+        rows: the requests that sampled a token. batch_size: their number, with those that may get no drafts. Blocks
+        until the drafters have answered, or until the deadline.
+        """
         for row in rows:
             if row.drafts:
                 self._requests.observe(row.id, row.drafts, len(row.sampled) - 1)
-
-    def propose(self, rows: Iterable[Verified], batch_size: int) -> dict[str, Proposal]:
-        """Drafts by request id. Blocks until the drafters have answered, or until the deadline.
-
-        batch_size: requests that sampled a token, with those that may get no drafts.
-        """
-        batch = [AnswerRow(row.id, row.answer, self._room(row)) for row in rows if self.follows(row.id)]
-        free, questions = self._requests.plan(batch, batch_size)
-        return free | self._asked(questions)
-
-    def wanted(self, ids: Iterable[str]) -> dict[str, int]:
-        """How many drafts each of these requests can use in the step after the next one."""
-        return {id: request.wanted() for id in ids if (request := self._requests.get(id)) is not None}
-
-    def _room(self, row: Verified) -> int:
-        """Maximum number of drafts that can still become part of the answer; 0 after its end.
-
-        The last token of an answer needs no draft. The scheduler ends an answer only after this step, and it must not
-        wait for drafts that are never verified.
-        """
-        prompt_length, params = self._limits[row.id]
-        size = int(row.answer.size)
-        ends = {params.eos_token_id, *(params.stop_token_ids or ())}
-        if size >= params.min_tokens and not ends.isdisjoint(row.sampled):
-            return 0
-        most = self._most if params.max_tokens is None else params.max_tokens - size - 1
-        return min(most, self._max_model_len - prompt_length - size - 1)
-
-    def _asked(self, questions: Mapping[str, ProposalRequest]) -> dict[str, Proposal]:
+        free, questions = self._requests.plan(rows, batch_size)
         if not questions:
-            return {}
+            return free
         began = time.perf_counter()
         by_session = self._exchange.ask(questions.values())
         seconds = time.perf_counter() - began
         if self._step:
             self._step.waited += seconds
         self._requests.counts.exchanged(max(q.drafts for q in questions.values()), seconds, drafted=bool(by_session))
-        return {id: by_session[q.session] for id, q in questions.items() if q.session in by_session}
+        return free | {id: by_session[q.session] for id, q in questions.items() if q.session in by_session}
+
+    def wanted(self, ids: Iterable[str]) -> dict[str, int]:
+        """How many drafts each of these requests can use in the step after the next one."""
+        return {id: request.wanted() for id in ids if (request := self._requests.get(id)) is not None}
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, for metrics."""

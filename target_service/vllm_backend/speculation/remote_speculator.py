@@ -26,10 +26,11 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.position_map import Int64Array
+from target_service.drafting.requests import Verified
 from target_service.drafting.session import Proposal
-from target_service.drafting.settings import may_draft
+from target_service.drafting.settings import DraftSettings
 from target_service.vllm_backend.speculation.graphs import capture_decode_steps
-from target_service.vllm_backend.speculation.remote_drafts import DraftReport, RemoteDrafts, Verified
+from target_service.vllm_backend.speculation.remote_drafts import DraftReport, RemoteDrafts
 
 
 @dataclass(slots=True)
@@ -119,7 +120,8 @@ class RemoteSpeculator(BaseSpeculator):
             # A preempted request comes back as a new one, without its drafts.
             self._proposals.pop(new.req_id, None)
             params = new.sampling_params
-            if params is not None and may_draft(params.extra_args):
+            settings = DraftSettings.read(params.extra_args) if params is not None else None
+            if settings is not None and settings.may_draft:
                 answer = list(new.prefill_token_ids[len(new.prompt_token_ids) :])
                 self._drafted[new.req_id] = _Drafted(params.temperature, answer)
         self._verified, self._wanted = {}, {}
@@ -206,7 +208,6 @@ class RemoteSpeculator(BaseSpeculator):
                 drafted.answer += new
                 answer: Int32Array = np.array(drafted.answer, np.int32)
                 rows.append(Verified(id, self._verified.get(id, 0), new, answer))
-        self._drafts.observe(rows)
         proposals = self._drafts.propose(rows, int((counts > 0).sum()))
         self._wanted = self._drafts.wanted(row.id for row in rows)
         return proposals

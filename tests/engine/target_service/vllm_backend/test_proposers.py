@@ -12,7 +12,7 @@ from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
 from target_service.drafting.exchange import ProposalRequest
 from target_service.drafting.session import Proposal, TargetSession, one_hot
-from target_service.drafting.settings import DRAFTING, encode_settings
+from target_service.drafting.settings import DRAFTING, DraftSettings
 from target_service.vllm_backend.speculation import proposer, remote_speculator
 
 PROMPT, MOST, VOCABULARY = [3, 4, 5], 3, 16
@@ -32,7 +32,7 @@ def new_request(id: str, *, session: str | None, max_tokens: int = 20) -> Simple
     handle = SessionHandle("a:1", session) if session else None
     look_ahead = np.array([6, 7, 8, 9] if session else [], np.int32)
     prompt = KeptPrompt(np.array(PROMPT, np.int32), np.arange(3, dtype=np.int32), 3, look_ahead, handle)
-    settings = encode_settings(GenerateRequest(id, prompt, decode=DecodeOptions(adaptive=False)))
+    settings = DraftSettings.of(GenerateRequest(id, prompt, decode=DecodeOptions(adaptive=False)))
     params = SimpleNamespace(
         extra_args={DRAFTING: settings}, temperature=0.0, structured_outputs=None, eos_token_id=2, stop_token_ids=[],
         min_tokens=0, max_tokens=max_tokens,

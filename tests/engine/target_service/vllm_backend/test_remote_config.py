@@ -72,7 +72,7 @@ def test_async_scheduling(
 
 
 def request(most: int | None, *, drafter: bool = True, placeholders: int = 4) -> SimpleNamespace:
-    settings = {"max_drafts": most, "session": ["a:1", "s"] if drafter else None, "look_ahead": b""}
+    settings = [most, True, 32, b"", ["a:1", "s"] if drafter else None]
     extra_args = {"skim_drafting": settings} if most is not None else None
     return SimpleNamespace(
         spec_token_ids=[-1] * placeholders, sampling_params=SimpleNamespace(extra_args=extra_args)

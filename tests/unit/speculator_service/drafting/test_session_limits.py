@@ -14,7 +14,7 @@ from speculator_service.drafting.begin import begin_drafts
 from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import SessionLimits
 from target_service.drafting.exchange import DraftExchange
-from target_service.drafting.requests import AnswerRow, DraftedRequests
+from target_service.drafting.requests import AnswerEnd, DraftedRequests, Verified
 from target_service.drafting.settings import DraftSettings
 from tests.unit.speculator_service.drafting.draft_toys import PROMPT, ToyEngine, ids, row, settle
 
@@ -58,11 +58,11 @@ class Target:
         for name in names:
             session = begun(service, name).session
             self.drafted |= {name} if session else set()
-            settings = DraftSettings(K, False, 0, ids(), session)
-            self._requests.begin(name, settings, 0.0, 0)
+            own = (session.address, session.id) if session else None
+            self._requests.begin(name, DraftSettings(K, False, session=own), AnswerEnd(10_000), 0.0, 0)
 
     async def step(self):
-        batch = [AnswerRow(name, answer, K) for name, answer in self._answers.items()]
+        batch = [Verified(name, 0, [], answer) for name, answer in self._answers.items()]
         _, asked = self._requests.plan(batch, len(batch))
         proposals = await asyncio.to_thread(self._exchange.ask, asked.values())
         for name, answer in self._answers.items():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from target_service.drafting.counts import PROBE_SHARE, REST, DraftCounts, Line, PositionAcceptance, StepCosts
+from target_service.drafting.counts import PROBE_SHARE, REST, DraftCounts, Line, PositionAcceptance
 
 MOST = 4
 
@@ -132,7 +132,7 @@ def test_every_draft_is_tried_until_costs_are_known() -> None:
     counts.stepped(0, 1, 1.0)
     assert counts.choose(expected, np.array([MOST]), 1).tolist() == [MOST]
     counts.exchanged(MOST, 9.0, drafted=True)
-    assert not counts.costs.measured, "the first exchange also connects"
+    assert not counts.exchange.elsewhere, "the first exchange also connects"
     assert counts.choose(expected, np.array([MOST]), 1).tolist() == [MOST]
     counts.exchanged(MOST, 1.0, drafted=True)
     assert counts.choose(expected, np.array([MOST]), 1).tolist() == [0]
@@ -158,14 +158,14 @@ def test_counts_rest_only_where_drafts_do_not_pay() -> None:
 def test_an_exchange_that_fails_at_once_says_nothing_about_its_cost() -> None:
     counts = measured(Line(1.0, 0.0, 50, 50), Line(0.2, 0.01, 50, 50))
     counts.exchanged(MOST, 0.0, drafted=False)
-    assert counts.costs.exchange == Line(0.2, 0.01, 50, 50)
+    assert counts.exchange == Line(0.2, 0.01, 50, 50)
 
 
 def measured(step: Line, exchange: Line) -> DraftCounts:
     """Counts whose costs are known, and that may not probe yet."""
     counts = DraftCounts(MOST)
     counts.exchanged(1, 0.0, drafted=True)
-    counts.costs = StepCosts(step, exchange)
+    counts.step, counts.exchange = step, exchange
     return counts
 
 

@@ -1,5 +1,6 @@
 """The source of the next drafts: the look-ahead tokens first, then the session, and never more than requested."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,17 +9,9 @@ from hypothesis import strategies as st
 from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
-from target_service.drafting.counts import Line, StepCosts
-from target_service.drafting.requests import AnswerRow, DraftedRequest, DraftedRequests
-from target_service.drafting.settings import (
-    DRAFTING,
-    Q_TOP,
-    DraftSettings,
-    draft_settings,
-    encode_settings,
-    max_drafts,
-    may_draft,
-)
+from target_service.drafting.counts import Line
+from target_service.drafting.requests import AnswerEnd, DraftedRequest, DraftedRequests, Verified
+from target_service.drafting.settings import DRAFTING, Q_TOP, DraftSettings
 
 PROMPT = KeptPrompt.dense([1, 2, 3])
 
@@ -27,14 +20,29 @@ def ids(*values: int) -> Int32Array:
     return np.array(values, np.int32)
 
 
+NONE = ids()
+
+
 def settings(**changed: object) -> DraftSettings:
-    fields = {"max_drafts": 4, "adaptive": False, "q_top": 8, "look_ahead": ids()}
-    fields["session"] = SessionHandle("a:1", "s")
+    fields = {"max_drafts": 4, "adaptive": False, "session": ("a:1", "s")}
     return DraftSettings(**{**fields, **changed})
 
 
-def begun(requests: DraftedRequests, name: str = "r", **changed: object) -> DraftedRequest:
-    requests.begin(name, settings(**changed), 0.0, 0)
+def after(name: str, answer: Int32Array) -> Verified:
+    return Verified(name, 0, [], answer)
+
+
+def begun(
+    requests: DraftedRequests,
+    name: str = "r",
+    look_ahead: Int32Array | None = None,
+    length: int = 99,
+    **changed: object,
+) -> DraftedRequest:
+    """length: of the answer."""
+    if look_ahead is not None:
+        changed["look_ahead"] = look_ahead.tobytes()
+    requests.begin(name, settings(**changed), AnswerEnd(length), 0.0, 0)
     request = requests.get(name)
     assert request is not None
     return request
@@ -43,34 +51,33 @@ def begun(requests: DraftedRequests, name: str = "r", **changed: object) -> Draf
 def test_settings_travel() -> None:
     prompt = KeptPrompt(ids(1, 2), ids(0, 4), 9, ids(5, 6), SessionHandle("a:1", "s"))
     decode = DecodeOptions(max_draft_tokens=3, adaptive=False)
-    sent = {DRAFTING: encode_settings(GenerateRequest("r", prompt, decode=decode))}
-    read = draft_settings(sent)
+    sent = msgspec.msgpack.encode({DRAFTING: DraftSettings.of(GenerateRequest("r", prompt, decode=decode))})
+    read = DraftSettings.read(msgspec.msgpack.decode(sent))
     assert read is not None
-    assert (read.max_drafts, read.adaptive, read.q_top) == (3, False, Q_TOP)
-    assert read.session is not None
-    assert (read.session.address, read.session.id) == ("a:1", "s")
-    assert read.look_ahead.tolist() == [5, 6]
-    assert (max_drafts(sent), max_drafts(None), draft_settings({})) == (3, None, None)
+    assert read[:3] == (3, False, Q_TOP)
+    assert read.session == ["a:1", "s"]
+    assert np.frombuffer(read.look_ahead, np.int32).tolist() == [5, 6]
+    assert (DraftSettings.read(None), DraftSettings.read({})) == (None, None)
 
 
 def test_no_drafts_for_method_none() -> None:
     none = GenerateRequest("r", PROMPT, decode=DecodeOptions(method="none"))
-    assert encode_settings(none)["max_drafts"] == 0
-    assert encode_settings(GenerateRequest("r", PROMPT))["max_drafts"] > 0
+    assert DraftSettings.of(none).max_drafts == 0
+    assert DraftSettings.of(GenerateRequest("r", PROMPT)).max_drafts > 0
 
 
-def planned(requests: DraftedRequests, name: str, answer: Int32Array, room: int) -> tuple[list[int], int]:
+def planned(requests: DraftedRequests, name: str, answer: Int32Array) -> tuple[list[int], int]:
     """The look-ahead tokens that become drafts, and the number of drafts that the drafter is asked for."""
-    free, asked = requests.plan([AnswerRow(name, answer, room)], 1)
+    free, asked = requests.plan([after(name, answer)], 1)
     return free[name].tokens.tolist() if name in free else [], asked[name].drafts if name in asked else 0
 
 
 def test_look_ahead_first_then_the_session() -> None:
     requests = DraftedRequests(4)
     request = begun(requests, look_ahead=ids(5, 6, 7, 8, 9, 10))
-    assert planned(requests, "r", ids(5), 99) == ([6, 7, 8, 9], 0)
-    assert planned(requests, "r", ids(5, 6, 7, 8, 9), 99) == ([10], 0)
-    _, asked = requests.plan([AnswerRow("r", ids(5, 6, 7, 8, 9, 10), 99)], 1)
+    assert planned(requests, "r", ids(5)) == ([6, 7, 8, 9], 0)
+    assert planned(requests, "r", ids(5, 6, 7, 8, 9)) == ([10], 0)
+    _, asked = requests.plan([after("r", ids(5, 6, 7, 8, 9, 10))], 1)
     assert (asked["r"].session, asked["r"].drafts) == (request.session, 4)
     assert requests.stats()["look_ahead"] == 5
 
@@ -86,8 +93,8 @@ def test_the_first_token_waits_for_no_drafter() -> None:
     """It leaves the engine after the drafts for the next step are planned."""
     requests = DraftedRequests(4)
     begun(requests)
-    assert planned(requests, "r", ids(5), 9) == ([], 0)
-    assert planned(requests, "r", ids(5, 6), 9) == ([], 4)
+    assert planned(requests, "r", ids(5)) == ([], 0)
+    assert planned(requests, "r", ids(5, 6)) == ([], 4)
 
 
 def test_once_left_look_ahead_does_not_come_back() -> None:
@@ -108,8 +115,8 @@ def test_never_more_than_room_or_the_request_or_the_engine(adaptive: bool) -> No
             ("d", 16, 9, 4),
             ("e", 0, 9, 0),
         ]:
-            begun(requests, name, max_drafts=most, look_ahead=look_ahead, adaptive=adaptive)
-            free, asked = planned(requests, name, ids(5, 6), room)
+            begun(requests, name, look_ahead, 3 + room, max_drafts=most, adaptive=adaptive)
+            free, asked = planned(requests, name, ids(5, 6))
             assert (len(free), asked) == ((drafts, 0) if look_ahead.size else (0, drafts))
             requests.finish(name)
 
@@ -117,12 +124,12 @@ def test_never_more_than_room_or_the_request_or_the_engine(adaptive: bool) -> No
 def test_adaptive_requests_of_a_batch_are_planned_together() -> None:
     requests = DraftedRequests(4)
     for name in ("fixed", "good", "bad"):
-        begun(requests, name, adaptive=name != "fixed", session=SessionHandle("a:1", name))
+        begun(requests, name, adaptive=name != "fixed", session=("a:1", name))
     for _ in range(50):
         requests.get("good").acceptance.observe(4, 4)
         requests.get("bad").acceptance.observe(4, 0)
-    requests.counts.costs = StepCosts(Line(1.0, 0.4, 50, 50), Line(0.01, 0.0, 50, 50))
-    _, asked = requests.plan([AnswerRow(name, ids(5, 6), 9) for name in ("bad", "fixed", "good", "unknown")], 4)
+    requests.counts.step, requests.counts.exchange = Line(1.0, 0.4, 50, 50), Line(0.01, 0.0, 50, 50)
+    _, asked = requests.plan([after(name, ids(5, 6)) for name in ("bad", "fixed", "good", "unknown")], 4)
     assert {name: question.drafts for name, question in asked.items()} == {"fixed": 4, "good": 4}
     assert requests.stats()["chosen"] == {0: 1, 1: 0, 2: 0, 3: 0, 4: 2}
 
@@ -132,7 +139,7 @@ def test_answers_of_one_request_share_a_session_by_taking_turns() -> None:
     first, second = begun(requests, "0_r"), begun(requests, "1_r")
     assert first.session is not None
     assert second.session is None
-    assert planned(requests, "1_r", ids(5), 9) == ([], 0)
+    assert planned(requests, "1_r", ids(5)) == ([], 0)
     assert requests.stats()["no_session"] == 1
     assert requests.finish("1_r") is None
     assert requests.finish("0_r") is first.session
@@ -143,7 +150,7 @@ def test_answers_of_one_request_share_a_session_by_taking_turns() -> None:
 def test_acceptance_is_counted_by_position_and_handed_on() -> None:
     requests = DraftedRequests(4)
     begun(requests, "r")
-    planned(requests, "r", ids(5, 6), 9)
+    planned(requests, "r", ids(5, 6))
     for _ in range(200):
         requests.observe("r", 4, 1)
         requests.observe("gone", 2, 0)
@@ -162,10 +169,10 @@ def test_look_ahead_tokens_say_nothing_about_the_drafter() -> None:
     requests = DraftedRequests(4)
     request = begun(requests, look_ahead=ids(5, 6, 7))
     before = request.acceptance.rates.tolist()
-    assert planned(requests, "r", ids(5), 9) == ([6, 7], 0)
+    assert planned(requests, "r", ids(5)) == ([6, 7], 0)
     requests.observe("r", 2, 2)
     assert request.acceptance.rates.tolist() == before
-    assert planned(requests, "r", ids(5, 6, 7), 9) == ([], 4)
+    assert planned(requests, "r", ids(5, 6, 7)) == ([], 4)
     requests.observe("r", 4, 0)
     assert request.acceptance.rates[0] < before[0]
 
@@ -179,7 +186,7 @@ def test_with_async_scheduling_a_count_is_used_a_step_later(monkeypatch: pytest.
     assert request.wanted() == 4
     asked = []
     for size in range(2, 7):
-        _, questions = requests.plan([AnswerRow("r", ids(*range(size)), 99)], 1)
+        _, questions = requests.plan([after("r", ids(*range(size)))], 1)
         asked.append((questions["r"].drafts if questions else 0, request.wanted()))
     assert asked == [(2, 2), (2, 3), (3, 0), (0, 1), (1, 1)]
     assert requests.plan([], 0) == ({}, {})
@@ -206,7 +213,7 @@ def test_a_session_that_rests_is_not_asked_and_wants_no_places() -> None:
     requests = DraftedRequests(4)
     request = begun(requests)
     assert request.session is not None
-    batch = [AnswerRow("r", ids(5, 6), 4)]
+    batch = [after("r", ids(5, 6))]
     _, asked = requests.plan(batch, 1)
     request.session.acknowledge(request.session.ask(ids(5, 6), 4, 0.0, 0), drafted=False)
     assert asked
@@ -216,12 +223,11 @@ def test_a_session_that_rests_is_not_asked_and_wants_no_places() -> None:
 
 
 def test_requests_that_may_get_remote_drafts() -> None:
-    def sent(prompt: KeptPrompt, **decode: object) -> dict[str, object]:
-        return {DRAFTING: encode_settings(GenerateRequest("r", prompt, decode=DecodeOptions(**decode)))}
+    def may_draft(prompt: KeptPrompt, **decode: object) -> bool:
+        return DraftSettings.of(GenerateRequest("r", prompt, decode=DecodeOptions(**decode))).may_draft
 
     drafted = KeptPrompt(ids(1), ids(0), 1, ids(), SessionHandle("a:1", "s"))
-    assert may_draft(sent(drafted))
-    assert may_draft(sent(KeptPrompt(ids(1), ids(0), 1, ids(5))))
-    assert not may_draft(sent(drafted, method="none"))
-    assert not may_draft(sent(PROMPT))
-    assert not may_draft(None)
+    assert may_draft(drafted)
+    assert may_draft(KeptPrompt(ids(1), ids(0), 1, ids(5)))
+    assert not may_draft(drafted, method="none")
+    assert not may_draft(PROMPT)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from target_service.drafting.counts import Line, StepCosts
+from target_service.drafting.counts import DraftCounts, Line
 
 SECONDS = st.floats(0, 10)
 
@@ -32,15 +32,15 @@ def test_a_slope_is_not_forgotten_without_drafts() -> None:
 
 
 def test_an_interrupted_step_counts_little() -> None:
-    costs = StepCosts()
+    costs = DraftCounts(4)
     for _ in range(100):
-        costs.observe_step(0, 4, 1.0)
-    costs.observe_step(0, 4, 1000.0)
+        costs.stepped(0, 4, 1.0)
+    costs.stepped(0, 4, 1000.0)
     assert 1.0 < costs.step.base < 1.2
 
 
 def test_a_rare_slow_exchange_counts_in_full() -> None:
-    costs, seen = StepCosts(), []
+    costs, seen = DraftCounts(4), []
     for index in range(1000):
         costs.exchange.observe(4, 1.0 if index % 5 == 0 else 0.01)
         seen.append(costs.exchange.at(4))
@@ -58,17 +58,17 @@ def test_costs_are_never_negative(values: list[tuple[int, float]]) -> None:
 
 
 def test_costs_before_anything_was_measured() -> None:
-    costs = StepCosts()
-    assert not costs.measured
-    assert costs.in_plain_steps() == {"cost_per_exchange": 0.0, "cost_per_draft": 0.0}
+    costs = DraftCounts(4)
+    assert costs.costs() == {"cost_per_exchange": 0.0, "cost_per_draft": 0.0}
     costs.step.observe(0, 0.01)
-    assert not costs.measured
+    assert costs.costs() == {"cost_per_exchange": 0.0, "cost_per_draft": 0.0}
     costs.exchange.observe(4, 0.02)
-    assert costs.measured
+    assert costs.costs()["cost_per_exchange"] > 0
 
 
 def test_costs_are_given_in_plain_steps() -> None:
-    costs = StepCosts(Line(0.01, 0.001, 9, 9), Line(0.02, 0.004, 9, 9))
-    assert costs.in_plain_steps() == {"cost_per_exchange": 2.0, "cost_per_draft": 0.5}
-    assert math.isclose(costs.seconds(drafts=8, rows=4, largest=3), 0.01 + 2 * 0.001 + 0.02 + 3 * 0.004)
-    assert costs.seconds(drafts=0, rows=4, largest=0) == 0.01
+    costs = DraftCounts(4)
+    costs.step, costs.exchange = Line(0.01, 0.001, 9, 9), Line(0.02, 0.004, 9, 9)
+    assert costs.costs() == {"cost_per_exchange": 2.0, "cost_per_draft": 0.5}
+    assert math.isclose(costs._seconds(np.array([3, 3, 2]), rows=4), 0.01 + 2 * 0.001 + 0.02 + 3 * 0.004)
+    assert costs._seconds(np.array([0]), rows=4) == 0.01

@@ -9,9 +9,10 @@ import pytest
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
-from target_service.drafting.settings import DRAFTING, encode_settings
+from target_service.drafting.requests import Verified
+from target_service.drafting.settings import DRAFTING, DraftSettings
 from target_service.vllm_backend.speculation import remote_drafts
-from target_service.vllm_backend.speculation.remote_drafts import RemoteDrafts, Verified
+from target_service.vllm_backend.speculation.remote_drafts import RemoteDrafts
 
 
 class Drafter:
@@ -56,7 +57,7 @@ def drafts(drafter: Drafter) -> Iterator[RemoteDrafts]:
 def new(name: str, session: str | None) -> SimpleNamespace:
     handle = SessionHandle("a:1", session) if session else None
     prompt = KeptPrompt(np.array([1, 2], np.int32), np.array([0, 1], np.int32), 2, session=handle)
-    extra = {DRAFTING: encode_settings(GenerateRequest(name, prompt, decode=DecodeOptions(adaptive=False)))}
+    extra = {DRAFTING: DraftSettings.of(GenerateRequest(name, prompt, decode=DecodeOptions(adaptive=False)))}
     params = SimpleNamespace(
         extra_args=extra, temperature=0.0, structured_outputs=None, max_tokens=50, min_tokens=0, eos_token_id=None
     )
