@@ -10,8 +10,8 @@ from actors.observability.draft_spans import DraftSpans
 from actors.observability.pool_spans import SELECT, note_select_parts, note_selection
 from actors.pool_actor import PoolActor, PoolSettings
 from kv_transfer.codec import decode, encode
-from kv_transfer.draft_channel.server import DraftServer
-from kv_transfer.draft_channel.tls import CertificateFiles, Tls
+from kv_transfer.draft_channel import DraftServer
+from kv_transfer.draft_tls import CertificateFiles, Tls
 from kv_transfer.drafts import DraftRequest
 from kv_transfer.messages import SelectRequest
 from skim_common.deadline import Deadline
@@ -40,7 +40,7 @@ class SpeculatorActor(PoolActor):
         reads_for: str | None = None,
     ) -> None:
         """reads_for: the target, whose tokens the messages are in; None: the speculator's own. channel: port, token and
-        tls of the draft channel (`kv_transfer.draft_channel.server.DraftServer`); with None the replica drafts nothing.
+        tls of the draft channel (`kv_transfer.draft_channel.DraftServer`); with None the replica drafts nothing.
         """
         self._prepare(settings)
         self._draft_spans = DraftSpans(self._tracer)
@@ -109,7 +109,7 @@ class SpeculatorActor(PoolActor):
     async def end_session(self, session: str) -> None:
         """Close a session that needs no more drafts. An unknown session is no error."""
         if self._drafts is not None:
-            await self._drafts.handle(DraftRequest(0, closed=[session]))
+            await self._drafts.handle(DraftRequest(closed=[session]))
 
     async def stats(self) -> dict[str, Any]:
         """Counts of requests, of drafting and of records."""

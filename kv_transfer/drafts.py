@@ -45,9 +45,8 @@ class DraftRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftRequest:
-    """sequence: the reply repeats it; DraftClient sets its own on the wire. closed: sessions whose requests ended."""
+    """closed: sessions whose requests ended."""
 
-    sequence: int
     rows: list[DraftRow] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
 
@@ -70,9 +69,6 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftReply:
-    """sequence: as in the request."""
-
-    sequence: int
     drafts: list[Draft] = field(default_factory=list)
 
 

@@ -241,7 +241,7 @@ class VllmPair:
         """Answer on the draft channel: draft for sessions that are not instant, then reply with the forced drafts."""
         working = [row for row in request.rows if not self._forced[row.session].instant]
         await service.handle(replace(request, rows=working))
-        return DraftReply(request.sequence, [self._forced[row.session].drafts(row) for row in request.rows])
+        return DraftReply([self._forced[row.session].drafts(row) for row in request.rows])
 
 
 def _layout(ids: Int32Array) -> TextLayout:

@@ -16,7 +16,7 @@ from benchmarks.mock_engines.compute import MockCompute, Prefill
 from benchmarks.mock_engines.sampling import Sampling, read_sampling
 from benchmarks.mock_engines.session_ends import SessionEnds
 from kv_transfer.arrays import Int32Array
-from kv_transfer.draft_channel.client import connecting
+from kv_transfer.draft_channel import connecting
 from kv_transfer.limits import KvRole, check_leg, check_request
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
 from skim_common.errors import EngineUnavailableError, InvalidRequestError

@@ -26,7 +26,7 @@ from skim_common.errors import SkimError
 from skim_common.models.info import inspect_model, load_tokenizer
 
 if TYPE_CHECKING:
-    from kv_transfer.draft_channel.server import DraftServer
+    from kv_transfer.draft_channel import DraftServer
     from speculator_service.drafting.drafter import DraftService
     from speculator_service.engine import SpeculatorEngine
     from speculator_service.service import SpeculatorService
@@ -160,7 +160,7 @@ class AsyncPair:
 
     async def draft_address(self) -> str:
         """host:port of the draft channel, which the first call starts."""
-        from kv_transfer.draft_channel.server import DraftServer
+        from kv_transfer.draft_channel import DraftServer
 
         drafts, answer = self.drafts, self._answer_drafts
         async with self._starting:
@@ -205,7 +205,7 @@ class AsyncPair:
     async def end_session(self, session: SessionHandle | None) -> None:
         """Free a drafting session, if there is one. A target does so when an answer ends."""
         if session is not None and self._speculator is not None:
-            await self.drafts.handle(DraftRequest(0, closed=[session.id]))
+            await self.drafts.handle(DraftRequest(closed=[session.id]))
 
     def name(self, what: str) -> str:
         """A request id or session id that this pair has not used."""

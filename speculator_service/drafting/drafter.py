@@ -107,13 +107,13 @@ class DraftService:
         for session in request.closed:
             self._close(session)
         if not request.rows:
-            return DraftReply(request.sequence)
+            return DraftReply()
         drafts = list(filter(None, await asyncio.gather(*(self._row(row) for row in request.rows))))
         self.counters.rounds += 1
         self.counters.draft_requests += len(request.rows)
         self.counters.drafts += sum(int(d.tokens.size) for d in drafts)
         self.evict()
-        return DraftReply(request.sequence, drafts)
+        return DraftReply(drafts)
 
     def evict(self) -> None:
         """Close sessions that were idle for too long."""

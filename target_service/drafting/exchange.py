@@ -21,7 +21,7 @@ MAX_CLOSED = 4096
 
 
 class Client(Protocol):
-    """The methods of kv_transfer.draft_channel.client.DraftClient that are used here. The client numbers the
+    """The methods of kv_transfer.draft_channel.DraftClient that are used here. The client numbers the
     messages."""
 
     counters: dict[str, int]
@@ -137,7 +137,7 @@ class DraftExchange:
         """The reply, or None and the reason."""
         rows = [row for _, row in drafter.pending]
         before = Counter(drafter.client.counters)
-        reply = drafter.client.exchange(DraftRequest(0, rows, list(drafter.closed)))
+        reply = drafter.client.exchange(DraftRequest(rows, list(drafter.closed)))
         return reply, "" if reply is not None else _failure(Counter(drafter.client.counters) - before)
 
     def _take(

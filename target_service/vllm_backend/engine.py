@@ -48,7 +48,7 @@ class VllmTarget(TargetEngine):
 
     decode: fields of DecodeOptions, the speculation of requests that do not switch it off; None means method none.
     draft_model: the folder or hub name of the drafting weights, for those of vLLM's own methods that have weights.
-    draft_channel: keyword arguments of kv_transfer.draft_channel.client.DraftClient, for method remote (`tls` as a
+    draft_channel: keyword arguments of kv_transfer.draft_channel.DraftClient, for method remote (`tls` as a
     mapping). kv_role: the half of a split target; KV blocks move from `prefill` to `decode`. None for a whole target.
     kv_host: the address of this node, where the other half finds the blocks. approximate_positions: accept a model with
     linear-attention or state-space layers. They read the kept tokens as one compact text, so only the attention layers

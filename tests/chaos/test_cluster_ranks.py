@@ -21,7 +21,7 @@ from actors.target import TargetActor
 from cluster.config.load import config_from_settings
 from cluster.serve.app import build_app
 from kv_transfer.codec import decode, encode
-from kv_transfer.draft_channel.server import DraftServer
+from kv_transfer.draft_channel import DraftServer
 from kv_transfer.messages import ACCEPTED, GenerateOutput, GenerateRequest, SessionHandle
 from kv_transfer.options import DecodeOptions
 from skim_common.errors import ModelError

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from kv_transfer.draft_channel.tls import Tls
+from kv_transfer.draft_tls import Tls
 
 
 def self_signed(folder: Path, *names: x509.GeneralName) -> Tls:
@@ -26,7 +26,7 @@ def signed_by(authority: Tls, folder: Path, *names: x509.GeneralName) -> Tls:
 def install(new: Tls, folder: Path) -> Tls:
     """Copies of the files in `folder`. Each file there is replaced at once."""
     folder.mkdir(exist_ok=True)
-    for path, name in zip(new.paths, ("cert.pem", "key.pem", "ca.pem"), strict=True):
+    for path, name in zip(new[:3], ("cert.pem", "key.pem", "ca.pem"), strict=True):
         shutil.copyfile(path, folder / "new")
         os.replace(folder / "new", folder / name)
     return Tls(f"{folder}/cert.pem", f"{folder}/key.pem", f"{folder}/ca.pem")

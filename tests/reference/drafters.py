@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.arrays import Int32Array
-from kv_transfer.draft_channel.server import DraftServer
+from kv_transfer.draft_channel import DraftServer
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
 from kv_transfer.messages import KeptPrompt
 from speculator_service.engine import Drafted, SessionLimits
@@ -70,7 +70,7 @@ class FakeSpeculator:
             answer[row.position :] = row.tokens.tolist()
             if row.max_drafts:
                 drafts.append(self.draft(row, answer))
-        return DraftReply(request.sequence, drafts)
+        return DraftReply(drafts)
 
 
 class KnowingEngine:

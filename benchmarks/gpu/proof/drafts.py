@@ -25,7 +25,7 @@ from benchmarks.gpu.proof.models import kept_prompt, make_checkpoint, random_ids
 from benchmarks.gpu.proof.target import NEARLY, TIE, TOKENS, V2, answer
 from benchmarks.gpu.steps.checks import Checks, Settings
 from benchmarks.gpu.vllm_pair import Forced
-from kv_transfer.draft_channel.server import DraftServer
+from kv_transfer.draft_channel import DraftServer
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
 from kv_transfer.messages import KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
@@ -57,7 +57,7 @@ async def drafter(draft: Drafting) -> AsyncIterator[str]:
             known[row.position :] = row.tokens.tolist()
             if row.max_drafts:
                 drafts.append(draft(row, known))
-        return DraftReply(request.sequence, drafts)
+        return DraftReply(drafts)
 
     server = DraftServer(handle, HOST)
     port = await server.start()

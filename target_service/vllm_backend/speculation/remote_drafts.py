@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kv_transfer.draft_channel.client import connecting
+from kv_transfer.draft_channel import connecting
 from target_service.drafting.exchange import DraftExchange
 from target_service.drafting.requests import AnswerEnd, DraftedRequests, Verified
 from target_service.drafting.session import Proposal

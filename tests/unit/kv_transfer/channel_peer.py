@@ -10,22 +10,17 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from kv_transfer.draft_channel.circuit_breaker import CircuitBreaker
-from kv_transfer.draft_channel.client import DraftClient
-from kv_transfer.draft_channel.server import DraftServer, Handler
-from kv_transfer.draft_channel.tls import CertificateFiles, Tls
+from kv_transfer.draft_channel import DraftClient, DraftServer, Handler
+from kv_transfer.draft_tls import CertificateFiles, Tls
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
 
 HOST = "127.0.0.1"
-REQUEST = DraftRequest(
-    70, [DraftRow("a", 2, np.array([5, 6], np.int32), 3), DraftRow("b", 0, np.empty(0, np.int32), 1)]
-)
+REQUEST = DraftRequest([DraftRow("a", 2, np.array([5, 6], np.int32), 3), DraftRow("b", 0, np.empty(0, np.int32), 1)])
 
 
 def answer(request: DraftRequest) -> DraftReply:
     """Answer each row with max_drafts drafts: 0, 1, 2, ..."""
     return DraftReply(
-        request.sequence,
         [
             Draft(row.session, row.position + row.tokens.size, np.arange(row.max_drafts, dtype=np.int32))
             for row in request.rows
@@ -61,10 +56,9 @@ def serving(handler: Handler, port: int = 0, *, tls: Tls | None = None, **option
 
 @contextlib.contextmanager
 def client(address: str, *, tls: Tls | None = None, **options) -> Iterator[DraftClient]:
-    """A client with a long deadline and, unless `breaker` is given, short pauses."""
-    quick = CircuitBreaker(first_pause_s=0.01, longest_pause_s=0.1)
+    """A client with a long deadline and, unless `options` say otherwise, short pauses."""
     files = CertificateFiles(tls) if tls else None
-    it = DraftClient(address, **{"deadline_s": 60, "breaker": quick, "tls": files, **options})
+    it = DraftClient(address, **{"deadline_s": 60, "pauses_s": (0.01, 0.1), "tls": files, **options})
     try:
         yield it
     finally:

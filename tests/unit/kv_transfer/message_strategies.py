@@ -162,7 +162,6 @@ def by_session(rows: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 draft_requests = st.builds(
     DraftRequest,
-    ids,
     by_session(draft_rows),
     st.lists(names, max_size=3),
 )
@@ -184,7 +183,7 @@ def drafts(draw: st.DrawFn) -> Draft:
     return Draft(draw(names), draw(ids), tokens, *q)
 
 
-draft_replies = st.builds(DraftReply, ids, by_session(drafts()))
+draft_replies = st.builds(DraftReply, by_session(drafts()))
 
 messages = st.one_of(
     draft_requests,

@@ -23,7 +23,6 @@ def float32(*values: float) -> np.ndarray:
 
 
 REQUEST = DraftRequest(
-    5,
     [
         DraftRow("a", 3, int32(7, 8), 4, 0.7, 2),
         DraftRow("b", 0, int32(), 1),
@@ -33,7 +32,7 @@ REQUEST = DraftRequest(
     closed=["d"],
 )
 A = Draft("a", 5, int32(1, 2), int32(1, 2, 2, 4), float32(0.25, 0.75, 1, 0))
-REPLY = DraftReply(5, [A, Draft("b", 0, int32(6)), Draft("c", 0, int32(9), int32(9), float32(1))])
+REPLY = DraftReply([A, Draft("b", 0, int32(6)), Draft("c", 0, int32(9), int32(9), float32(1))])
 
 
 def changed(message: DraftRequest | DraftReply, **fields) -> bytes:
@@ -86,7 +85,7 @@ def test_requests_that_lie(fields):
 
 @pytest.mark.parametrize(
     "reply",
-    [DraftReply(5), REPLY, replace(REPLY, drafts=[replace(A, q_ids=int32(), q_probs=float32())])],
+    [DraftReply(), REPLY, replace(REPLY, drafts=[replace(A, q_ids=int32(), q_probs=float32())])],
 )
 def test_answers(reply):
     check_answers(decode(encode(reply), DraftReply), REQUEST)
@@ -133,4 +132,4 @@ def test_two_drafts_for_one_row():
 @pytest.mark.parametrize("tokens", [np.zeros(2, np.int64), np.zeros((2, 3), np.int32), object()])
 def test_what_cannot_be_sent(tokens):
     with pytest.raises(WireError):
-        encode(DraftRequest(0, [DraftRow("a", 0, tokens, 4)]))
+        encode(DraftRequest([DraftRow("a", 0, tokens, 4)]))

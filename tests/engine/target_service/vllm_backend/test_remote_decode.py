@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kv_transfer.draft_channel.server import DraftServer
+from kv_transfer.draft_channel import DraftServer
 from kv_transfer.drafts import DraftRequest, DraftRow
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
@@ -137,7 +137,7 @@ async def test_a_session_goes_on_when_another_replica_continues_the_answer(
 
     async def rest(case: Case) -> list[int]:
         service.adopt(case.name, np.array(case.answer[:3], np.int32))
-        await service.handle(DraftRequest(1, [DraftRow(case.name, 0, np.array(case.answer[:known], np.int32), 0)]))
+        await service.handle(DraftRequest([DraftRow(case.name, 0, np.array(case.answer[:known], np.int32), 0)]))
         prompt = replace(case.prompt.extended(case.answer[:20]), session=SessionHandle(address, case.name))
         sampling = {"temperature": 0.0, "ignore_eos": True, "max_tokens": len(case.answer)}
         request = GenerateRequest(f"{case.name}-rest", prompt, sampling, decode=options, answered=20)

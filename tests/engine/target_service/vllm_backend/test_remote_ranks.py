@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.draft_channel.server import DraftServer
+from kv_transfer.draft_channel import DraftServer
 from kv_transfer.drafts import Draft, DraftRow
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.mock_engines.speculator import MockSpeculator
 from cluster.in_process.async_pair import AsyncPair, EngineSettings
-from kv_transfer.draft_channel.client import DraftClient
+from kv_transfer.draft_channel import DraftClient
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
 from kv_transfer.layout import NO_LAYOUT
 from kv_transfer.messages import KeptPrompt, SelectRequest
@@ -138,7 +138,7 @@ async def drafts_of(pair):
     """What the draft channel replies for a new selection's session, after its look-ahead tokens."""
     kept = (await selected(pair, SelectionOptions(look_ahead=2), decode=REMOTE)).kept
     client = DraftClient(kept.session.address, deadline_s=20.0)
-    request = DraftRequest(1, [DraftRow(kept.session.id, 0, np.array([11, 12, 13], np.int32), 3)])
+    request = DraftRequest([DraftRow(kept.session.id, 0, np.array([11, 12, 13], np.int32), 3)])
     try:
         return await asyncio.to_thread(client.exchange, request)
     finally:
@@ -157,7 +157,7 @@ async def test_the_replies_of_the_draft_channel_can_be_replaced():
 
     async def no_drafts(service, request):
         seen.append(await service.handle(request))
-        return DraftReply(request.sequence)
+        return DraftReply()
 
     pair = AsyncPair(speculator=SPECULATOR, target=TARGET, answer_drafts=no_drafts)
     assert (await drafts_of(pair)).drafts == []

@@ -31,7 +31,7 @@ async def _live(history):
         if event == "repeat":
             told = max(0, told - accepted)
         wanted = 0 if event == "tell" else 3
-        reply = await service.handle(DraftRequest(1, [row("s", told, *answer[told:], max_drafts=wanted)]))
+        reply = await service.handle(DraftRequest([row("s", told, *answer[told:], max_drafts=wanted)]))
         told = len(answer)
         drafts = []
         for draft in reply.drafts:
@@ -44,7 +44,7 @@ async def _live(history):
         answer = [*answer, *drafts[:accepted], own]
         if event != "hurry":
             await settle()
-    reply = await service.handle(DraftRequest(2, [row("s", told, *answer[told:])]))
+    reply = await service.handle(DraftRequest([row("s", told, *answer[told:])]))
     assert [d.position for d in reply.drafts] == [len(answer)]
     await service.close()
     assert not engine.sessions

@@ -33,8 +33,7 @@ class Clock:
 
 
 async def ask(service, *rows, **request):
-    reply = await service.handle(DraftRequest(7, list(rows), **request))
-    assert reply.sequence == 7
+    reply = await service.handle(DraftRequest(list(rows), **request))
     return {d.session: d for d in reply.drafts}
 
 

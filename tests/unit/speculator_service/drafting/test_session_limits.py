@@ -107,7 +107,7 @@ async def test_the_next_answer_gets_the_place_of_a_session_that_ended():
     engine.session_limits = SessionLimits(2)
     service = DraftService(engine)
     assert [bool(begun(service, name).session) for name in "abc"] == [True, True, False]
-    await service.handle(DraftRequest(0, closed=["a"]))
+    await service.handle(DraftRequest(closed=["a"]))
     assert [bool(begun(service, name).session) for name in "de"] == [True, False]
     await settle()
     assert engine.sessions == {"b", "d"}
@@ -120,9 +120,9 @@ async def test_sessions_fill_the_tokens_that_the_engine_has_for_them():
     service, short, long = DraftService(engine), KeptPrompt.dense([1, 2, 3]), KeptPrompt.dense(range(1, 21))
     assert begun(service, "long", long).session
     assert not begun(service, "a", short).session
-    await service.handle(DraftRequest(0, closed=["long"]))
+    await service.handle(DraftRequest(closed=["long"]))
     assert [bool(begun(service, name, short).session) for name in "abcd"] == [True, True, True, False]
-    await service.handle(DraftRequest(0, [row("b", 0, *[5] * 5)], closed=["a"]))
+    await service.handle(DraftRequest([row("b", 0, *[5] * 5)], closed=["a"]))
     assert not begun(service, "e", short).session
 
 
@@ -147,14 +147,14 @@ async def test_the_kept_prompt_is_read_at_once_or_behind_an_answer_that_goes_on(
     for size in (1, 3, 4):
         await settle()
         assert engine.calls["open"] == (0 if shares else 1)
-        await service.handle(DraftRequest(size, [row("a", 0, *answer[:size])]))
+        await service.handle(DraftRequest([row("a", 0, *answer[:size])]))
     await settle()
-    reply = await service.handle(DraftRequest(9, [row("a", 4, 3)]))
+    reply = await service.handle(DraftRequest([row("a", 4, 3)]))
     assert engine.calls["open"] == 1
     assert reply.drafts[0].position == 5
     begun(service, "short", KeptPrompt.dense([1] * 100))
     await settle()
-    await service.handle(DraftRequest(10, [row("short", 0, 5)], closed=["short"]))
+    await service.handle(DraftRequest([row("short", 0, 5)], closed=["short"]))
     await settle()
     assert engine.calls["open"] == (1 if shares else 2)
     await service.close()

@@ -277,7 +277,7 @@ async def test_drafts_follow_over_the_kept_prompt(demo_speculator):
         await asyncio.sleep(0)
     assert engine.sessions["r"][0] == request.token_ids.size
     row = DraftRow("r", 0, np.array([5], np.int32), 2)
-    await drafts.handle(DraftRequest(1, [row]))
+    await drafts.handle(DraftRequest([row]))
     assert drafts.metrics()["lost"] == 0
     await drafts.close()
     engine.close()

@@ -27,7 +27,7 @@ class ScriptedClient:
             self.counters.update({self.fails: self.counters[self.fails] + 1} if self.fails else {})
             return None
         drafts = [Draft(r.session, r.position + r.tokens.size, np.array([self.token], np.int32)) for r in request.rows]
-        return DraftReply(request.sequence, drafts)
+        return DraftReply(drafts)
 
     def close(self) -> None:
         self.closed = True

@@ -40,8 +40,8 @@ def draft(**changed: object) -> Draft:
 def believed(said: Draft, asked: DraftRow) -> Proposal | None:
     """What a drafter's reply becomes on its way: None if the codec, `check_answers` or the target refuses it."""
     try:
-        reply = decode(encode(DraftReply(1, [said])), DraftReply)
-        check_answers(reply, DraftRequest(1, [asked]))
+        reply = decode(encode(DraftReply([said])), DraftReply)
+        check_answers(reply, DraftRequest([asked]))
     except WireError:
         return None
     return checked_proposal(reply.drafts[0], VOCABULARY)

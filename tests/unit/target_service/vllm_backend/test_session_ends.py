@@ -29,7 +29,7 @@ class Drafter:
         self.rows += [row.session for row in request.rows]
         self.messages += 1
         ends = [(row.session, row.position + row.tokens.size) for row in request.rows]
-        return DraftReply(request.sequence, [Draft(*end, np.array([6], np.int32)) for end in ends])
+        return DraftReply([Draft(*end, np.array([6], np.int32)) for end in ends])
 
     def close(self) -> None:
         pass

@@ -2,7 +2,7 @@
 
 import signal
 
-from kv_transfer.draft_channel.client import ExchangeDeadline
+from kv_transfer.draft_channel import ExchangeDeadline
 from tests.chaos.support.switch import threaded
 from tests.unit.kv_transfer.channel_peer import HOST, REQUEST, client, honest, process, serving, until
 
@@ -14,11 +14,10 @@ def test_a_killed_server_that_comes_back():
         peer.wait()
         assert it.exchange(REQUEST) is None
         until(lambda: it.exchange(REQUEST) or it.counters["breaker_opened"] > 3)
-        assert (it.counters["exchanges"], it.counters["reconnects"]) == (1, 0)
+        assert it.counters["exchanges"] == 1
         with process(port):
             until(lambda: it.exchange(REQUEST))
             assert it.exchange(REQUEST)
-            assert it.counters["reconnects"] == 1
 
 
 def test_a_server_that_came_back_unnoticed():
@@ -27,9 +26,8 @@ def test_a_server_that_came_back_unnoticed():
         peer.kill()
         peer.wait()
         with process(port):
-            until(lambda: it._stream.has_ended)
-            assert it.exchange(REQUEST)
-            assert (it.counters["reconnects"], it.counters["breaker_opened"]) == (1, 0)
+            until(lambda: it.exchange(REQUEST))
+            assert it.counters["breaker_opened"] <= 1
 
 
 def test_a_stopped_server_that_goes_on():
@@ -46,7 +44,6 @@ def test_a_stopped_server_that_goes_on():
         it._deadline = ExchangeDeadline(60)
         until(lambda: it.exchange(REQUEST))
         assert it.exchange(REQUEST)
-        assert it.counters["reconnects"] == 1
 
 
 def port_of(address: str) -> int:
@@ -60,11 +57,9 @@ def test_a_network_that_is_cut_and_mended():
         until(lambda: it.exchange(REQUEST) is None)
         failed = it.counters["breaker_opened"]
         until(lambda: it.exchange(REQUEST) or it.counters["breaker_opened"] > failed + 3)
-        assert it.counters["reconnects"] == 0
         switch.mend()
         until(lambda: it.exchange(REQUEST))
         assert it.exchange(REQUEST)
-        assert it.counters["reconnects"] == 1
 
 
 def test_a_network_that_is_slow_for_a_while():

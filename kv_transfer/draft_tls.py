@@ -1,8 +1,8 @@
 """Mutual TLS of the draft channel. New files take effect at the next connection; connections that are open go on."""
 
 import ssl
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 
@@ -10,8 +10,7 @@ from skim_common.errors import SkimError
 from skim_common.watched_files import WatchedFiles
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
+class Tls(NamedTuple):
     """Mutual TLS: each end shows `cert` and checks the other end's certificate against `ca`. All are PEM files.
 
     server_name: the name in the servers' certificate; needed if clients use an address that the certificate lacks.
@@ -22,13 +21,8 @@ class Tls:
     ca: str
     server_name: str | None = None
 
-    @property
-    def paths(self) -> tuple[str, str, str]:
-        return self.cert, self.key, self.ca
 
-
-@dataclass(frozen=True, slots=True)
-class Certificates:
+class Certificates(NamedTuple):
     """The content of the files of a Tls."""
 
     cert: bytes
@@ -40,7 +34,7 @@ class CertificateFiles(WatchedFiles[Certificates]):
     """The certificates that are valid now. Raises SkimError if the files are not certificates at the start."""
 
     def __init__(self, tls: Tls) -> None:
-        super().__init__(tls.paths, lambda: _read(tls), "the certificates of the draft channel")
+        super().__init__(tls[:3], lambda: _read(tls), "the certificates of the draft channel")
         self.server_name = tls.server_name
 
 
@@ -52,43 +46,33 @@ def client_credentials(files: CertificateFiles) -> grpc.ChannelCredentials:
 
 def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
     """Credentials that look at the files before each handshake."""
-    used = files.current()
 
-    def renewed() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal used
-        if (now := files.current()) is used:
-            return None
-        used = now
-        return _server_configuration(now)
+    def current() -> grpc.ServerCertificateConfiguration:
+        now = files.current()
+        return grpc.ssl_server_certificate_configuration([(now.key, now.cert)], root_certificates=now.ca)
 
-    return grpc.dynamic_ssl_server_credentials(_server_configuration(used), renewed, require_client_authentication=True)
-
-
-def _server_configuration(now: Certificates) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(now.key, now.cert)], root_certificates=now.ca)
+    return grpc.dynamic_ssl_server_credentials(current(), current, require_client_authentication=True)
 
 
 def _read(tls: Tls) -> Certificates:
     """Raises SkimError if a file cannot be read, if they do not fit together, or if they change meanwhile."""
-    found = Certificates(*map(_bytes_of, tls.paths))
+    certificates = _contents(tls)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # The password is for keys that are encrypted: gRPC does not take them, and OpenSSL would ask the terminal.
         context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
         context.load_verify_locations(tls.ca)
     except OSError as e:  # also ssl.SSLError
-        raise SkimError(f"the tls files of the draft channel do not fit together ({_reason(e)})") from None
-    if found != Certificates(*map(_bytes_of, tls.paths)):
+        reason = getattr(e, "reason", None) or e.strerror or type(e).__name__
+        raise SkimError(f"the tls files of the draft channel do not fit together ({reason})") from None
+    if certificates != _contents(tls):
         raise SkimError("the tls files of the draft channel have changed while they were read")
-    return found
+    return certificates
 
 
-def _reason(error: OSError) -> str:
-    return getattr(error, "reason", None) or error.strerror or type(error).__name__
-
-
-def _bytes_of(path: str) -> bytes:
+def _contents(tls: Tls) -> Certificates:
+    path = ""
     try:
-        return Path(path).read_bytes()
+        return Certificates(*(Path(path := file).read_bytes() for file in tls[:3]))
     except OSError as e:
         raise SkimError(f"the draft channel cannot read {path} ({e.strerror}): check its tls settings") from None

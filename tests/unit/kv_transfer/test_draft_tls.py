@@ -7,7 +7,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from kv_transfer.draft_channel.tls import CertificateFiles, Tls
+from kv_transfer.draft_tls import CertificateFiles, Tls
 from skim_common.errors import SkimError
 from tests.reference.certificates import self_signed
 from tests.unit.kv_transfer.channel_peer import HOST, REQUEST, client, honest, serving

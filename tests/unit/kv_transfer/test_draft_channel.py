@@ -10,12 +10,11 @@ from dataclasses import replace
 import grpc
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kv_transfer.codec import encode
-from kv_transfer.draft_channel.circuit_breaker import CircuitBreaker
-from kv_transfer.draft_channel.client import ExchangeDeadline
-from kv_transfer.draft_channel.protocol import METHOD, SERVICE
-from kv_transfer.draft_channel.server import DraftServer
+from kv_transfer.draft_channel import METHOD, SERVICE, SHORTEST, TIMES, DraftServer, ExchangeDeadline
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
 from skim_common.errors import EngineUnavailableError, SessionLostError
 from tests.unit.kv_transfer.channel_peer import HOST, REQUEST, answer, client, honest, serving, until
@@ -47,28 +46,20 @@ def held() -> Iterator[Held]:
     it.let_go.set()
 
 
-def test_replies_come_back_with_the_caller_s_number():
+def test_replies_come_back():
     with serving(honest) as address, client(address) as it:
-        for number in (70, 3, 3):
-            reply = it.exchange(replace(REQUEST, sequence=number))
-            assert same(reply, answer(replace(REQUEST, sequence=number)))
-        assert it.counters == {
-            "exchanges": 3,
-            "timeouts": 0,
-            "breaker_opened": 0,
-            "reconnects": 0,
-            "stale": 0,
-            "broken": 0,
-        }
+        for _ in range(3):
+            assert same(it.exchange(REQUEST), answer(REQUEST))
+        assert it.counters == {"exchanges": 3, "timeouts": 0, "breaker_opened": 0, "broken": 0}
 
 
 def test_a_message_larger_than_grpc_allows_by_default():
-    large = DraftRequest(1, [DraftRow("a", 0, np.ones(2**21, np.int32), 2**21)])
+    large = DraftRequest([DraftRow("a", 0, np.ones(2**21, np.int32), 2**21)])
     with serving(honest) as address, client(address) as it:
         assert same(it.exchange(large), answer(large))
 
 
-def test_the_handler_sees_the_request_numbered_by_the_client():
+def test_the_handler_sees_the_request():
     seen = []
 
     async def handler(request: DraftRequest) -> DraftReply:
@@ -77,21 +68,23 @@ def test_the_handler_sees_the_request_numbered_by_the_client():
 
     with serving(handler) as address, client(address) as it:
         it.exchange(REQUEST)
-        it.exchange(REQUEST)
-    assert [request.sequence for request in seen] == [1, 2]
-    assert same(replace(seen[0], sequence=70), REQUEST)
+    [request] = seen
+    assert same(request, REQUEST)
 
 
-def test_a_late_reply_is_discarded(held):
-    with serving(held) as address, client(address, deadline_s=0.01) as it:
+def test_a_late_request_is_cancelled_and_its_reply_never_comes(held):
+    with serving(held) as address, client(address) as it:
+        held.let_go.set()
+        assert it.exchange(REQUEST)
+        held.let_go.clear()
+        it._deadline = ExchangeDeadline(0.05)
         assert it.exchange(REQUEST) is None
-        assert it.exchange(REQUEST) is None
-        until(lambda: held.begun)
+        until(lambda: held.cancelled == 1)
         held.let_go.set()
         it._deadline = ExchangeDeadline(60)
-        assert it.exchange(REQUEST).sequence == 70
-        assert (it.counters["timeouts"], it.counters["stale"], it.counters["exchanges"]) == (2, 2, 1)
-        assert (it.counters["breaker_opened"], it.counters["reconnects"]) == (0, 0)
+        other = replace(REQUEST, rows=REQUEST.rows[:1])
+        assert same(it.exchange(other), answer(other))
+        assert it.counters == {"exchanges": 2, "timeouts": 1, "breaker_opened": 0, "broken": 0}
 
 
 def test_one_held_stream_holds_no_other(held):
@@ -105,41 +98,37 @@ def test_one_held_stream_holds_no_other(held):
         assert quick.exchange(REQUEST)
 
 
-def test_the_breaker_opens_and_closes(held, caplog):
+def test_it_pauses_while_the_replica_does_not_answer(held, caplog):
     now = [0.0]
-    breaker = CircuitBreaker(failures=3, first_pause_s=1, clock=lambda: now[0])
-    with serving(held) as address, client(address, deadline_s=0.01, breaker=breaker) as it:
-        for _ in range(5):
+    with serving(held) as address, client(address, deadline_s=0.01, pauses_s=(1, 3), clock=lambda: now[0]) as it:
+        for pauses, begin in ((1, 0.0), (2, 1.0), (3, 3.0), (4, 6.0)):  # 1, 2, 3 and 3 seconds long
+            now[0] = begin - 0.01
             assert it.exchange(REQUEST) is None
-        assert (it.counters["timeouts"], it.counters["breaker_opened"]) == (3, 1)
-        now[0] = 1.0
-        assert it.exchange(REQUEST) is None
-        assert (it.counters["timeouts"], it.counters["breaker_opened"]) == (4, 2)
+            assert it.counters["breaker_opened"] == pauses - 1
+            now[0] = begin
+            for _ in range(5):
+                assert it.exchange(REQUEST) is None
+            assert (it.counters["timeouts"], it.counters["breaker_opened"]) == (2 + pauses, pauses)
         warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
         assert warnings == [f"No drafts from {address}, next try in 1.0 s: no answer within 0.01 s"]
         held.let_go.set()
-        now[0] = 3.0
+        now[0] = 9.0
         it._deadline = ExchangeDeadline(60)
         assert it.exchange(REQUEST)
         assert it.exchange(REQUEST)
-        assert (it.counters["exchanges"], it.counters["breaker_opened"]) == (2, 2)
+        assert (it.counters["exchanges"], it.counters["breaker_opened"]) == (2, 4)
 
 
-def test_a_silent_stream_is_given_up_and_its_handler_cancelled(held):
+def test_an_answer_starts_the_count_of_failures_again(held):
     with serving(held) as address, client(address) as it:
-        held.let_go.set()
-        assert it.exchange(REQUEST)
-        held.let_go.clear()
-        it._deadline = ExchangeDeadline(0.05)
-        assert it.exchange(REQUEST) is None
-        until(lambda: held.begun == 2)
-        assert it.exchange(REQUEST) is None
-        assert it.exchange(REQUEST) is None
-        until(lambda: held.cancelled == 1)
-        held.let_go.set()
-        it._deadline = ExchangeDeadline(60)
-        until(lambda: it.exchange(REQUEST))
-        assert it.counters["reconnects"] == 1
+        for _ in range(3):
+            held.let_go.clear()
+            it._deadline = ExchangeDeadline(0.05)
+            assert [it.exchange(REQUEST), it.exchange(REQUEST)] == [None, None]
+            held.let_go.set()
+            it._deadline = ExchangeDeadline(60)
+            assert it.exchange(REQUEST)
+        assert (it.counters["timeouts"], it.counters["breaker_opened"]) == (6, 0)
 
 
 @pytest.mark.parametrize(
@@ -178,11 +167,7 @@ def too_many(reply: DraftReply) -> DraftReply:
     return replace(reply, drafts=[replace(reply.drafts[0], tokens=np.ones(9, np.int32))])
 
 
-def number_to_come(reply: DraftReply) -> DraftReply:
-    return replace(reply, sequence=reply.sequence + 1)
-
-
-@pytest.mark.parametrize("lie", [other_session, other_position, too_many, number_to_come])
+@pytest.mark.parametrize("lie", [other_session, other_position, too_many])
 def test_replies_to_something_else(lie):
     honest_now = []
 
@@ -196,7 +181,6 @@ def test_replies_to_something_else(lie):
         assert it.counters["breaker_opened"] == 1
         honest_now.append(True)
         until(lambda: it.exchange(REQUEST))
-        assert it.counters["reconnects"] == 0
 
 
 @pytest.mark.parametrize(
@@ -206,7 +190,6 @@ def test_replies_to_something_else(lie):
         b"HTTP/1.1 200 OK",
         encode(REQUEST),
         encode(answer(REQUEST))[:-1],
-        encode(replace(answer(REQUEST), sequence=2**62)),
     ],
 )
 def test_replies_that_are_none(body):
@@ -224,8 +207,23 @@ def test_replies_that_are_none(body):
         server.stop(None).wait()
 
 
+def test_a_peer_that_ends_the_stream():
+    """With a status of success, as no DraftServer does."""
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    method = grpc.stream_stream_rpc_method_handler(lambda _bodies, _context: iter([]))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
+    port = server.add_insecure_port(f"{HOST}:0")
+    server.start()
+    try:
+        with client(f"{HOST}:{port}") as it:
+            until(lambda: it.exchange(REQUEST) or it.counters["breaker_opened"] == 2)
+            assert it.counters["exchanges"] == 0
+    finally:
+        server.stop(None).wait()
+
+
 def test_a_request_that_cannot_be_sent():
-    wrong = DraftRequest(1, [DraftRow("a", 0, np.zeros(1, np.int64), 2)])
+    wrong = DraftRequest([DraftRow("a", 0, np.zeros(1, np.int64), 2)])
     with serving(honest) as address, client(address) as it:
         assert it.exchange(wrong) is None
         assert it.counters["broken"] == 1
@@ -297,3 +295,35 @@ def test_closing_ends_the_client_s_threads():
         until(lambda: set(threading.enumerate()) <= ours)
         assert it.exchange(REQUEST)
     until(lambda: set(threading.enumerate()) <= before)
+
+
+def test_the_first_exchange_has_the_longest_deadline() -> None:
+    assert ExchangeDeadline(0.25).seconds() == 0.25
+
+
+def test_it_follows_what_exchanges_take() -> None:
+    deadline = ExchangeDeadline(0.25)
+    for _ in range(50):
+        deadline.observe(0.01)
+    assert abs(deadline.seconds() - TIMES * 0.01) < 1e-9
+    for _ in range(50):
+        deadline.observe(0.0001)
+    assert deadline.seconds() == SHORTEST * 0.25
+
+
+def test_misses_lengthen_it_up_to_the_longest() -> None:
+    deadline, lasted = ExchangeDeadline(0.25), []
+    deadline.observe(0.01)
+    while not lasted or lasted[-1] < 0.25:
+        lasted.append(deadline.seconds())
+        deadline.observe(lasted[-1])
+    assert lasted == sorted(lasted)
+    assert len(lasted) <= 6
+
+
+@given(st.floats(0.001, 5.0), st.lists(st.floats(0.0, 10.0), max_size=20))
+def test_it_keeps_its_bounds(longest_s: float, took: list[float]) -> None:
+    deadline = ExchangeDeadline(longest_s)
+    for seconds in took:
+        deadline.observe(seconds)
+        assert SHORTEST * longest_s <= deadline.seconds() <= longest_s
