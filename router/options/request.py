@@ -10,7 +10,7 @@ in the header.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
 import annotated_types
 import re2
@@ -41,7 +41,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 def read_keep(value: Any) -> Keep:
     """Raises ValueError for anything else."""
     if value in ("always", "auto"):
-        return value
+        return cast(Keep, value)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
         return float(value)
     raise ValueError(f"must be {KEEP_VALUES}")
@@ -97,7 +97,7 @@ class PolicyOptions(SelectionOptions):
         is_short = self.keep_short > 0 and tokens <= self.keep_short
         if is_short or tool in self.protect_tools:
             return "always"
-        return self.keep_by_role.get(role, "always" if role == "system" else "auto")  # type: ignore[call-overload]
+        return self.keep_by_role.get(cast(Role, role), "always" if role == "system" else "auto")
 
 
 class PrefillOptions(PolicyOptions):
