@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from cachetools import LRUCache
 
-from kv_transfer.messages import Int32Array
+from kv_transfer.arrays import Int32Array
 from kv_transfer.prefix_hash import prefix_hash
 from router.decision.cache_ledger import BLOCK_TOKENS
 
