@@ -18,10 +18,10 @@ from transformers import AutoConfig
 from benchmarks.engines import documents
 from benchmarks.engines.documents import Kind
 from benchmarks.report.progress import Progress
-from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.messages import KeptPrompt, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from skim.engines import EngineSettings, PairEngines
 from skim_common.environment import CORES, with_environment
 from skim_common.models.source import local_folder
 from speculator_service.drafting.drafter import DraftService
@@ -101,8 +101,8 @@ class DecodeEngines:
     """The speculator with its draft channel, a target for each method of drafting, and the times of drafting rounds."""
 
     settings: DecodeSettings
-    speculator: AsyncPair
-    targets: dict[str, AsyncPair]
+    speculator: PairEngines
+    targets: dict[str, PairEngines]
     round_ms: list[float]
 
     @classmethod
@@ -122,7 +122,7 @@ class DecodeEngines:
             return reply
 
         on_first = partial(_create_on_core, first, create_speculator)
-        speculator = AsyncPair(
+        speculator = PairEngines(
             speculator=EngineSettings(settings.speculator, options=settings.engine_options, create=on_first),
             answer_drafts=timed,
         )
@@ -132,7 +132,7 @@ class DecodeEngines:
                 if name in wanted:
                     on_last = partial(_create_on_core, last, create_target)
                     target = EngineSettings(settings.target, options=options, create=on_last)
-                    engines.targets[name] = AsyncPair(target=target)
+                    engines.targets[name] = PairEngines(target=target)
         except BaseException:
             await engines.close()
             raise
@@ -176,7 +176,7 @@ class DecodeEngines:
         name, prompt = self.speculator.name("select"), np.asarray(ids, np.int32)
         return (await self.speculator.select(SelectRequest(name, prompt, options, decode=mode.decode))).kept
 
-    async def _decode(self, target: AsyncPair, prompt: KeptPrompt, mode: Mode) -> "_Answer":
+    async def _decode(self, target: PairEngines, prompt: KeptPrompt, mode: Mode) -> "_Answer":
         settings, decode = self.settings, mode.decode
         sampling = {"temperature": 0.0, "ignore_eos": settings.ignore_eos, "max_tokens": settings.answer_tokens}
         if mode.engine == "draft_model":
@@ -208,7 +208,7 @@ def _target_options(settings: DecodeSettings) -> dict[str, dict[str, Any]]:
     return {name: {**settings.engine_options, **room, **options} for name, options in drafting.items()}
 
 
-async def _decode_stats(target: AsyncPair) -> dict[str, Any]:
+async def _decode_stats(target: PairEngines) -> dict[str, Any]:
     """The counters of vLLM's speculation (`VllmTarget.decode_stats`)."""
     stats: dict[str, Any] = await target.target.decode_stats()  # type: ignore[attr-defined]
     return stats

@@ -20,12 +20,12 @@ from safetensors.torch import save_file
 from benchmarks.gpu.memory import device_memory, need, shares
 from benchmarks.gpu.pair import Decoded, Timed
 from benchmarks.gpu.presets import Preset, configs, make_folder
-from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
 from kv_transfer.layout import Frame, TextLayout
 from kv_transfer.messages import KeptPrompt, SelectRequest, SessionHandle
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from skim.engines import EngineSettings, PairEngines
 from skim_common.errors import SkimError
 from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model, text_config
@@ -100,8 +100,8 @@ class VllmPair:
     def __init__(self, device: str, stock: bool) -> None:
         self._device, self.stock = device, stock
         self._forced: dict[str, Forced] = {}
-        self._pair: AsyncPair
-        self._plain: AsyncPair | None = None
+        self._pair: PairEngines
+        self._plain: PairEngines | None = None
 
     @classmethod
     async def start(cls, plan: Plan, folder: Path, print_line: Callable[[str], None]) -> "VllmPair":
@@ -121,7 +121,7 @@ class VllmPair:
         made = cls(plan.device, plan.stock)
         print_line("starting the speculator and the target")
         heads = {"head_profile": make_profile(speculator)}
-        made._pair = AsyncPair(
+        made._pair = PairEngines(
             speculator=EngineSettings(speculator, options={**plan.engine_options(parts[0], plan.read), **heads}),
             target=EngineSettings(target, options={**plan.engine_options(parts[1], plan.kept), **drafting}),
             answer_drafts=made._answer,
@@ -130,7 +130,7 @@ class VllmPair:
             if plan.stock:
                 print_line("starting the target without drafts")
                 options = plan.engine_options(parts[2], plan.kept)
-                made._plain = AsyncPair(target=EngineSettings(target, options=options))
+                made._plain = PairEngines(target=EngineSettings(target, options=options))
         except BaseException:
             await made.stop()
             raise
@@ -224,7 +224,7 @@ class VllmPair:
         stats: dict[str, Any] = await self._pair.target.decode_stats()  # type: ignore[attr-defined]
         return stats
 
-    async def _generate(self, pair: AsyncPair, kept: KeptPrompt, tokens: int, decode: DecodeOptions) -> Decoded:
+    async def _generate(self, pair: PairEngines, kept: KeptPrompt, tokens: int, decode: DecodeOptions) -> Decoded:
         sampling = {"temperature": 0.0, "ignore_eos": True, "max_tokens": tokens, "detokenize": False}
         answer: list[int] = []
         first = last = 0.0

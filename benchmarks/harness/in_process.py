@@ -7,14 +7,14 @@ from itertools import count
 from typing import Any
 
 from benchmarks.harness.chat_client import Timed
-from cluster.in_process.async_pair import AsyncPair
-from cluster.in_process.prompts import render
 from demo_models.documents import make_document
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import DELTA, FINAL_ONLY, KeptPrompt, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
+from skim.engines import PairEngines
+from skim.prompts import render
 from skim_common.models.info import load_tokenizer
 
 
@@ -35,7 +35,7 @@ class ChatPrompt:
 class InProcess:
     """Times requests to both engines of a pair. answer_tokens: the exact length of each answer."""
 
-    pair: AsyncPair
+    pair: PairEngines
     keep_rate: float
     answer_tokens: int
 

@@ -38,9 +38,9 @@ from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from cluster.config.load import config_from_flags
 from cluster.config.schema import DeploymentConfig
-from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from cluster.serve.deployment import deployed
 from cluster.serve.preflight import free_port
+from skim.engines import EngineSettings, PairEngines
 from skim_common.environment import CORES, KEPT_HEAP
 from skim_common.models.source import local_folder, public_name
 
@@ -169,7 +169,7 @@ async def _measure(
     return {"rows": rows, "parts": parts}
 
 
-def _pair(settings: OverheadSettings, kind: str) -> AsyncPair:
+def _pair(settings: OverheadSettings, kind: str) -> PairEngines:
     """The engines of the path in_process."""
     halves = {
         pool: EngineSettings(
@@ -177,7 +177,7 @@ def _pair(settings: OverheadSettings, kind: str) -> AsyncPair:
         )
         for pool in ("speculator", "target")
     }
-    return AsyncPair(speculator=halves["speculator"], target=halves["target"])
+    return PairEngines(speculator=halves["speculator"], target=halves["target"])
 
 
 def _cases(

@@ -37,8 +37,8 @@ LAZY: dict[str | None, dict[str, str]] = {
         "mcp": "cluster.commands.mcp:mcp",
     },
     TOOLS: {
-        "explain": "cluster.commands.explain:explain",
-        "select": "cluster.commands.tools:select",
+        "explain": "cluster.commands.select:explain",
+        "select": "cluster.commands.select:select",
         "bench": "benchmarks.commands:app",
         "eval": "evals.commands.evaluate:evaluate",
         "calibrate": "evals.commands.calibrate:calibrate",

@@ -10,8 +10,6 @@ from collections.abc import Collection, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from cluster.in_process.pools import InProcessPools, SelectionFailedError, Unmetered
-from cluster.in_process.prompts import render
 from evals.run.ask import Answer, Case, InProcess
 from evals.selection.prompts import template_messages
 from evals.selection.selectors import DENSE
@@ -24,6 +22,8 @@ from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CallState, Outcome
 from router.options.request import OFF, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
+from skim.pools import InProcessPools, SelectionFailedError, Unmetered
+from skim.prompts import render
 from skim_common.errors import SkimError
 
 WITHOUT, CAUGHT_UP = "auto", "auto + catch-up"

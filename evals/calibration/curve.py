@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster.in_process.async_pair import AsyncPair
 from evals.calibration.agreement import agreement
 from evals.calibration.prompts import CalibrationPrompt
 from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.messages import FINAL_ONLY, KeptPrompt
 from kv_transfer.options import AUTO, SelectionOptions
+from skim.engines import PairEngines
 from speculator_service.scoring.selection import select
 
 COVERAGES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -33,7 +33,7 @@ class Observation:
 
 
 async def observe(
-    pair: AsyncPair, prompt: CalibrationPrompt, importance: Float32Array, options: SelectionOptions, max_tokens: int
+    pair: PairEngines, prompt: CalibrationPrompt, importance: Float32Array, options: SelectionOptions, max_tokens: int
 ) -> Observation:
     """Ask the target once dense and once at each coverage. Coverages that keep the same tokens are asked once."""
     ids = prompt.prompt.token_ids
@@ -70,7 +70,7 @@ def _kept(prompt: CalibrationPrompt, importance: Float32Array, options: Selectio
     return KeptPrompt(prompt.prompt.token_ids[at], at, prompt.prompt.size)
 
 
-async def _answer(pair: AsyncPair, prompt: KeptPrompt, max_tokens: int) -> Int32Array:
+async def _answer(pair: PairEngines, prompt: KeptPrompt, max_tokens: int) -> Int32Array:
     sampling = {"temperature": 0.0, "max_tokens": max_tokens, "output_kind": FINAL_ONLY}
     outputs = [output async for output in pair.generate(prompt, sampling)]
     return outputs[-1].completions[0].token_ids

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.in_process.prompts import render
 from cluster.json_file import read_text
 from evals.selection.evidence import evidence_spans
 from evals.selection.prompts import decision_of
@@ -16,6 +15,7 @@ from kv_transfer.layout import TextLayout
 from router.decision.guard import needs_whole_text
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
+from skim.prompts import render
 from skim_common.errors import InvalidRequestError, SkimError
 
 TASKS = (

@@ -4,7 +4,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from cluster.in_process.prompts import render
 from evals.questions.samples import QuestionSample
 from evals.questions.ways import BM25, DEFAULT, LEXICAL, NO_DOCUMENT, question_cases, rate_of
 from evals.run.ask import Answer, Case
@@ -12,6 +11,7 @@ from evals.run.endpoint import Endpoint, Sent
 from evals.selection.selectors import DENSE
 from evals.tasks.registry import Sample
 from router.options.request import PrefillOptions
+from skim.prompts import render
 
 SERVED = (DEFAULT, BM25, NO_DOCUMENT)
 """The ways that an endpoint can run."""

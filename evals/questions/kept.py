@@ -15,7 +15,6 @@ import numpy as np
 from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
-from cluster.in_process.prompts import render
 from evals.questions.file import Question, read_questions
 from evals.results.bootstrap import of_mean
 from evals.run.ask import load_tokenizer, model_name
@@ -24,6 +23,7 @@ from evals.selection.chunk_recall import WAYS, importance_of, kept_share
 from kv_transfer.options import SelectionOptions
 from router.options.request import PrefillOptions
 from router.prompt.protected_spans import char_ranges, tokens_touched_by_each
+from skim.prompts import render
 from skim_common.errors import SkimError
 from speculator_service.engine import SpeculatorEngine
 

@@ -7,7 +7,6 @@ default is a request with that keep rate.
 from collections.abc import Sequence
 from typing import Any
 
-from cluster.in_process.prompts import render
 from evals.questions.samples import QuestionSample
 from evals.run.ask import Case, Engines
 from evals.selection.prompts import decision_of, template_messages
@@ -17,6 +16,7 @@ from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
+from skim.prompts import render
 
 DEFAULT, BM25, NO_DOCUMENT = "default", "BM25", "no document"
 LEXICAL = {"selector": "lexical"}

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
-from cluster.in_process.async_pair import AsyncPair
 from evals.run.engines import start_pair
 from evals.selection.prompts import render
 from evals.selection.selectors import DENSE, SELECTORS, WRONG_ORIGIN, Reading, Selector
@@ -17,6 +16,7 @@ from kv_transfer.options import SelectionOptions
 from router.explain.explained import Explained
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
+from skim.engines import PairEngines
 from skim_common.errors import SkimError
 from skim_common.models import info
 from skim_common.models.source import public_name
@@ -109,7 +109,7 @@ class InProcess:
         self._start = partial(start_pair, target, speculator, engine, target_options, speculator_options, create_target)
 
     @cached_property
-    def _pair(self) -> AsyncPair:
+    def _pair(self) -> PairEngines:
         """Both engines. A run whose answers are all known starts none. Raises as `start_pair`."""
         return self._start()
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cluster.in_process.async_pair import AsyncPair, EngineSettings
+from skim.engines import EngineSettings, PairEngines
 from skim_common.environment import unless_set
 
 
@@ -14,13 +14,13 @@ def start_pair(
     target_options: Mapping[str, Any],
     speculator_options: Mapping[str, Any],
     create_target: Callable[..., Any] | None = None,
-) -> AsyncPair:
+) -> PairEngines:
     """Start both. engine: vllm or mock. create_target: as `EngineSettings.create`.
 
     Raises ModelError for models that do not fit, SkimError for an engine that does not start.
     """
     environment = unless_set({"VLLM_CPU_KVCACHE_SPACE": "1"}) if engine == "vllm" else {}
-    return AsyncPair(
+    return PairEngines(
         speculator=EngineSettings(speculator, engine, speculator_options, environment=environment),
         target=EngineSettings(target, engine, target_options, environment=environment, create=create_target),
     )

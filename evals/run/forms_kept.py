@@ -18,7 +18,6 @@ from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
 from benchmarks.report.statistics import wilson
-from cluster.in_process.prompts import render
 from evals.run.ask import load_tokenizer, model_name
 from evals.run.speculator_alone import measured
 from evals.selection.evidence import spans_of_texts
@@ -29,6 +28,7 @@ from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.windows import decided
 from router.options.request import PrefillOptions
+from skim.prompts import render
 from speculator_service.engine import SpeculatorEngine
 from speculator_service.request_scores import scores_of
 from speculator_service.scoring.selection import select

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from cluster.in_process.prompts import render as render_prompt
 from evals.selection.evidence import evidence_spans
 from evals.selection.prompts import template_messages
 from evals.tasks.registry import Sample
@@ -15,6 +14,7 @@ from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
+from skim.prompts import render as render_prompt
 from speculator_service.engine import SpeculatorEngine
 from speculator_service.request_scores import scores_of
 from speculator_service.scoring.selection import select

@@ -3,12 +3,12 @@
 import json
 from typing import Any
 
-from cluster.in_process.prompts import render as render_prompt
 from evals.tasks.quiz import Message
 from evals.tasks.registry import Sample
 from router.decision.rules import Decision, decide
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
+from skim.prompts import render as render_prompt
 from skim_common.errors import SkimError
 
 

@@ -1,7 +1,7 @@
 """All selectors by name: each gives the kept prompt of a sample at a keep rate, or the dense prompt.
 
 The rules are those of serving. For all selectors alike, the router decides whether a prompt is compressed and which
-tokens are protected (`cluster.in_process.prompts`). A served selector is serving's own selection with other options. A
+tokens are protected (`skim.prompts`). A served selector is serving's own selection with other options. A
 baseline keeps the protected tokens too, and fills the rest of the speculator's budget with the chunks that it prefers;
 of the last chunk it may keep a part.
 """
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cluster.in_process.async_pair import AsyncPair
 from evals.selection import rankings
 from evals.selection.rankings import Preference
 from evals.tasks.registry import Sample
@@ -24,6 +23,7 @@ from kv_transfer.options import AUTO, SelectionOptions
 from router.decision.guard import needs_whole_text
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
+from skim.engines import PairEngines
 
 DENSE = "dense"
 SPECULATOR, NO_LOOK_AHEAD = "speculator", "look-ahead 0"
@@ -46,7 +46,7 @@ class Reading:
     prompt: RenderedPrompt
     layout: TextLayout
     options: PrefillOptions
-    pair: AsyncPair
+    pair: PairEngines
     chosen: KeptPrompt | None = None
     salt: str | None = None
 

@@ -17,7 +17,7 @@ _HYBRID = (f"{_HERE}/hybrid.py", f"{_HERE}/drafts.py", *_SPECULATOR, *_TARGET)
 _MEASURED = tuple(
     f"benchmarks/gpu/{name}.py" for name in ("arithmetic", "decode", "engines", "presets", "ttft", "vllm_pair")
 )
-_SERVICES = ("cluster/in_process", "kv_transfer", "speculator_service", "target_service", "vllm_hooks")
+_SERVICES = ("kv_transfer", "skim", "speculator_service", "target_service", "vllm_hooks")
 _PAIR = (f"{_HERE}/headline.py", *_SHARED, *_MEASURED, *_SERVICES)
 
 

@@ -6,7 +6,7 @@ from benchmarks.gpu.proof.plan import STEPS as PROOF
 from benchmarks.gpu.steps.step import Step
 
 _STEPS = "benchmarks.gpu.session.measurements"
-_SERVICES = ("cluster/in_process", "kv_transfer", "speculator_service", "target_service", "vllm_hooks")
+_SERVICES = ("kv_transfer", "skim", "speculator_service", "target_service", "vllm_hooks")
 _HERE = ("benchmarks/gpu/session/measurements.py", "benchmarks/gpu/presets.py", *_SERVICES)
 _PAIR = (*_HERE, *(f"benchmarks/gpu/{name}.py" for name in ("arithmetic", "engines", "ttft", "vllm_pair")))
 _HTTP = (*_HERE, "benchmarks/gpu/systems.py", "actors", "router", "cluster/serve")

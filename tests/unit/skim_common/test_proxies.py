@@ -19,7 +19,7 @@ from ray._private.grpc_utils import init_grpc_channel
 
 from cluster.batch.client import Endpoint as BatchEndpoint
 from cluster.batch.client import check_endpoint
-from cluster.explain.sources import from_request
+from cluster.commands.select import explained_by
 from evals.run.endpoint import Endpoint as EvalEndpoint
 from skim_common.errors import SkimError
 from skim_common.proxies import DIRECT_GRPC, call_directly, client_options, is_loopback
@@ -63,7 +63,7 @@ def endpoint(host="127.0.0.1"):
 
 
 def explain(url):
-    from_request(url, "r1", "words", "no/model")
+    explained_by(url, "r1", "words", "no/model")
 
 
 def batch(url):

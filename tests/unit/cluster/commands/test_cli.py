@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.in_process.pair import Pair
-from cluster.in_process.selection import PairSelection
+from skim.pair import Pair
+from skim.selection import PairSelection
 from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
 

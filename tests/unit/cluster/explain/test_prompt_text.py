@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from cluster.explain.prompt_text import PromptText, read_token_text
-from cluster.in_process.prompts import render
 from router.prompt.contents import ChatContents, Content
 from router.prompt.rendered import MessageSpan, RenderedPrompt
+from skim.prompts import render
 from skim_common.models.info import load_tokenizer
 from tests.unit.router.conftest import MODELS
 

@@ -5,7 +5,6 @@ import random
 
 import pytest
 
-from cluster.in_process.prompts import render
 from evals.agents.conversation import ASKED, make_conversations
 from evals.agents.edits import EDITS
 from evals.agents.execute import passes
@@ -14,6 +13,7 @@ from evals.agents.lookups import first_call
 from evals.selection.evidence import evidence_spans
 from evals.selection.prompts import template_messages
 from evals.tasks.source_texts import functions, paragraphs
+from skim.prompts import render
 from skim_common.errors import SkimError
 
 LENGTH, TURNS = 6000, 8

@@ -6,13 +6,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from cluster.in_process.prompts import render
 from evals.results import keep_rates as results
 from evals.run.run import EvalSettings, run
 from evals.run.turns import EXTENDED, NO_LATE, SELECTORS, make_conversations, without_late_chunks
 from evals.selection.evidence import evidence_spans
 from evals.selection.selectors import GUARDED
 from kv_transfer.messages import KeptPrompt, Selection
+from skim.prompts import render
 from skim_common.errors import SkimError
 from tests.unit.evals.conftest import MODELS
 
@@ -56,7 +56,7 @@ def test_late_chunks_are_left_out():
 
 
 def test_every_turn_is_measured_by_every_selector():
-    """What the demo pair answers is shown in tests/engine/cluster/in_process/test_pair.py."""
+    """What the demo pair answers is shown in tests/engine/skim/test_pair.py."""
     result = run(SETTINGS)
     score = {(cell["selector"], cell["task"]): cell["score"] for cell in result["cells"]}
     assert score[NO_LATE, "turn 1"] == score[EXTENDED, "turn 1"], "nothing is late in the first turn"

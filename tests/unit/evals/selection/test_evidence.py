@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.in_process.prompts import render
 from evals.selection.evidence import evidence_spans
 from evals.selection.prompts import template_messages
 from evals.tasks.registry import TASKS
+from skim.prompts import render
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from evals.selection.prompts import render
 from evals.selection.selectors import SELECTORS, Reading, fill
 from kv_transfer.options import SelectionOptions
 from router.options.request import PrefillOptions
+from skim.engines import EngineSettings, PairEngines
 from skim_common.errors import SkimError
 from speculator_service.scoring.selection import select
 from speculator_service.scoring.units import unit_means
@@ -37,7 +37,7 @@ def prompt(sample, tokenizer):
 @pytest.fixture(scope="module")
 def keep(sample, prompt):
     """Keeps a sample's prompt by the selector of a name, beside the speculator's selection: a mock engine's."""
-    pair = AsyncPair(speculator=EngineSettings(str(MODELS / "speculator"), "mock"))
+    pair = PairEngines(speculator=EngineSettings(str(MODELS / "speculator"), "mock"))
 
     async def keep(name, rate, sample=sample, prompt=prompt):
         # Baselines rank chunks, so the budget is one of chunks.

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cluster.in_process.prompts import render
 from router.options.request import PrefillOptions
+from skim.prompts import render
 from skim_common.models.info import load_tokenizer
 from tests.unit.conftest import MODELS
 from tests.unit.kv_transfer.message_strategies import same

@@ -1,8 +1,4 @@
-"""A speculator and a target engine in this process, for one event loop. The Python API, benchmarks and evals share it.
-
-The engines keep their own interfaces (`AsyncPair.speculator`, `AsyncPair.target`). What is here is everything between
-them: the check that they fit, their start and end, the selection, request ids and the draft channel.
-"""
+"""A speculator and a target engine in this process, for one event loop. `Pair`, benchmarks and evals share them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -63,10 +59,11 @@ class EngineSettings:
             )
 
 
-class AsyncPair:
-    """One speculator engine and one target engine, or one of them. Make it, use it and close it in one event loop.
+class PairEngines:
+    """One speculator engine and one target engine, or one of them. Make, use and close them in one event loop.
 
-    Two pairs may share a speculator: a selection with a drafting session serves any target that drafts remotely.
+    Between them are the check that they fit, the selection, request ids and the draft channel. Two of these may share a
+    speculator: a selection with a drafting session serves any target that drafts remotely.
     """
 
     def __init__(
@@ -79,9 +76,9 @@ class AsyncPair:
     ) -> None:
         """Start the engines; the event loop waits meanwhile.
 
-        reads_for: for a pair without a target, the model whose tokens prompts and selections are in; by default they
-        are in the speculator's own.
-        Raises ModelError for models that cannot be used or do not fit, SkimError for an engine that does not start.
+        reads_for: without a target, the model whose tokens prompts and selections are in; by default they are in the
+        speculator's own. Raises ModelError for models that cannot be used or do not fit, SkimError for an engine that
+        does not start.
         """
         from speculator_service.factory import create_engine as create_speculator
         from speculator_service.translation.engine import translated, translation_for
@@ -115,14 +112,14 @@ class AsyncPair:
 
     @property
     def speculator(self) -> "SpeculatorEngine":
-        """The speculator's engine. Raises SkimError if this pair was opened without one."""
+        """Raises SkimError if there is none."""
         if self._speculator is None:
             raise SkimError("this pair was opened without a speculator: it cannot select")
         return self._speculator
 
     @property
     def target(self) -> "TargetEngine":
-        """The target's engine. Raises SkimError if this pair was opened without one."""
+        """Raises SkimError if there is none."""
         if self._target is None:
             raise SkimError("this pair was opened without a target: it cannot generate")
         return self._target
@@ -136,7 +133,7 @@ class AsyncPair:
 
     @cached_property
     def drafts(self) -> "DraftService":
-        """The drafting side of the speculator. Raises SkimError if this pair was opened without one."""
+        """The drafting side of the speculator. Raises SkimError if there is none."""
         from speculator_service.drafting.drafter import DraftService
 
         return DraftService(self.speculator)
@@ -152,11 +149,10 @@ class AsyncPair:
         from speculator_service.start.find_heads import ensure_heads
         from speculator_service.translation.engine import translated
 
-        if self._speculator is None:
-            return
-        engine, model, translation = self._own
-        await ensure_heads(engine, model)
-        self._speculator = translated(engine, translation)
+        if self._speculator is not None:
+            engine, model, translation = self._own
+            await ensure_heads(engine, model)
+            self._speculator = translated(engine, translation)
 
     async def draft_address(self) -> str:
         """host:port of the draft channel, which the first call starts."""
@@ -208,7 +204,7 @@ class AsyncPair:
             await self.drafts.handle(DraftRequest(closed=[session.id]))
 
     def name(self, what: str) -> str:
-        """A request id or session id that this pair has not used."""
+        """A request id or session id that is new here."""
         return f"{what}-{next(self._numbers)}"
 
     async def close(self) -> None:

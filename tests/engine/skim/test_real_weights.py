@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.in_process.pair import Pair
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from skim.pair import Pair
 from tests.reference import scoring_oracle
 from tests.reference.generation_oracle import GenerationOracle
 from tests.reference.models import load_model
@@ -70,11 +70,11 @@ def test_without_the_fact_the_answer_is_wrong(pair: Pair) -> None:
 
 
 def test_a_drafted_answer_to_kept_real_text_is_the_oracles(pair: Pair, smollm2: Path) -> None:
-    before = pair._pair.drafts.metrics()["drafts"]
+    before = pair._engines.drafts.metrics()["drafts"]
     answer = pair.ask(
         KEEPER.messages, keep_rate=0.19, max_tokens=48, min_prompt_tokens=1024, sampling={"ignore_eos": True}
     )
-    assert pair._pair.drafts.metrics()["drafts"] > before
+    assert pair._engines.drafts.metrics()["drafts"] > before
     oracle = GenerationOracle(str(smollm2))
     tokens = answer.completions[0].token_ids.tolist()
     assert oracle.wrong_tokens(answer.prompt, tokens) == 0

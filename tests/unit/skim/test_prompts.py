@@ -6,11 +6,11 @@ from copy import copy
 import numpy as np
 import pytest
 
-from cluster.in_process.prompts import render
 from demo_models.documents import make_document
 from evals.selection.prompts import decision_of
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
+from skim.prompts import render
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import load_tokenizer
 from tests.unit.conftest import MODELS

@@ -1,25 +1,30 @@
-"""`Pair`: a speculator and a target in this process, behind plain calls. `skim` shows it to users."""
+"""`Pair`: a speculator and a target in this process, behind plain calls."""
 
+import os
+import threading
 import weakref
-from collections.abc import Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike, fspath
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+
+import anyio
+from anyio.from_thread import BlockingPortal
 
 from cluster.config.load import load_config
 from cluster.config.pools import CPU_KV_CACHE_GIB, PoolConfig
 from cluster.config.schema import DeploymentConfig
-from cluster.in_process.async_pair import AsyncPair, EngineSettings
-from cluster.in_process.event_loop import EventLoopThread
-from cluster.in_process.prompts import PromptInput, render
-from cluster.in_process.selection import PairSelection
 from kv_transfer.messages import FINAL_ONLY, Completion, KeptPrompt, SelectRequest, TokenLogprob
 from kv_transfer.options import ALWAYS, DecodeOptions
-from router.options.request import PREFILL, Keep, PrefillOptions, SpeculationOptions
+from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
+from skim.engines import EngineSettings, PairEngines
+from skim.prompts import PromptInput, render
+from skim.selection import PairSelection
 from skim_common.environment import unless_set
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.source import is_within_reach
@@ -27,53 +32,20 @@ from skim_common.models.source import is_within_reach
 if TYPE_CHECKING:
     from router.dispatch.dispatcher import Dispatcher
 
+Result = TypeVar("Result")
+
 MAX_TOKENS = 128
 """Most tokens of an answer unless a call says otherwise."""
 FOREVER_S = 1e9
-
-
-class SelectFields(TypedDict, total=False):
-    """What a call of `Pair.select` may say: SelectionOptions' fields, and tokens that are kept whatever their score."""
-
-    keep_rate: float | Literal["auto"]
-    coverage: float | None
-    min_keep: float
-    selector: Literal["speculator", "lexical"]
-    scoring: Literal["attention", "heads"]
-    read: Literal["whole", "windows"]
-    read_again: Literal["on", "off"]
-    window_tokens: int
-    look_ahead: int
-    chunk_size: int
-    layers: Literal["all", "last_half", "last4", "last1"]
-    aggregation: Literal["max", "head_max_layer_mean"]
-    granularity: Literal["text", "chunk", "token"]
-    protect_last: int
-    reuse: Literal["on", "off"]
-    max_keep: float | None
-    protected_spans: list[list[int]]
-    keep_by_role: dict[Literal["system", "user", "assistant", "tool"], Keep]
-    protect_tools: list[str]
-    keep_short: int
-
-
-OF_ROUTERS = ("catch_up",)
-"""Options of requests to a router: for the idle time after an answer."""
-
-
-def _refuse_of_routers(names: Container[str]) -> None:
-    """Raise InvalidRequestError for an option that only a router carries out."""
-    if named := [name for name in OF_ROUTERS if name in names]:
-        raise InvalidRequestError(f"{named[0]} is an option of requests to a router: leave it out")
-
-
-class AskFields(SelectFields, total=False):
-    """What a call of `Pair.ask` may say: the fields of the request option `speculative_prefill`. What a
-    router alone does is left out (OF_ROUTERS)."""
-
-    enabled: Literal["auto", "always"] | bool
-    min_prompt_tokens: int
-    lossy: Literal["allow", "refuse"]
+END_LIMIT_S = 60.0
+"""How long the end of running calls and of both engines may take."""
+OF_ROUTERS = "catch_up"
+"""The option that only a router carries out: it is for the idle time after an answer."""
+CLOSED = "this pair is closed: open another one"
+FORKED = (
+    "this pair was opened before this process was forked, and works only in the process that opened it: open another "
+    "pair here, or start this process by another method (multiprocessing: spawn)"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,8 +78,8 @@ class Pair:
 
     def __init__(
         self,
-        target: str | PathLike[str] | None = None,
-        speculator: str | PathLike[str] | None = None,
+        target: str | PathLike[str] | EngineSettings | None = None,
+        speculator: str | PathLike[str] | EngineSettings | None = None,
         *,
         engine: str = "vllm",
         target_options: Mapping[str, Any] | None = None,
@@ -130,16 +102,27 @@ class Pair:
             raise SkimError(f"the {engine} target takes no drafts: use engine vllm, or leave decode out")
         if decode is not None and decode.method == "remote" and (target is None or speculator is None):
             raise SkimError("decode method remote needs a speculator and a target in one pair")
+        if speculator is None and target is None:
+            raise SkimError("a pair needs a target, a speculator or both")
         environment = unless_set({"VLLM_CPU_KVCACHE_SPACE": CPU_KV_CACHE_GIB}) if engine == "vllm" else {}
-        small = big = None
-        if speculator is not None:
-            small = EngineSettings(fspath(speculator), engine, speculator_options or {}, environment=environment)
-        if target is not None:
+        if speculator is not None and not isinstance(speculator, EngineSettings):
+            speculator = EngineSettings(fspath(speculator), engine, speculator_options or {}, environment=environment)
+        if target is not None and not isinstance(target, EngineSettings):
             options = {**_decoding(decode), **(target_options or {})}
-            big = EngineSettings(fspath(target), engine, options, tensor_parallel, environment)
-        prefill = prefill or PrefillOptions()
-        _refuse_of_routers(prefill.model_fields_set)
-        self._start(small, big, prefill, decode, None if reads_for is None else fspath(reads_for))
+            target = EngineSettings(fspath(target), engine, options, tensor_parallel, environment)
+        self._prefill, self._decode, self._process = prefill or PrefillOptions(), decode, os.getpid()
+        _refuse_of_routers(self._prefill.model_fields_set)
+        started: Future[tuple[BlockingPortal, PairEngines]] = Future()
+        given = started, speculator, target, None if reads_for is None else fspath(reads_for)
+        thread = threading.Thread(target=anyio.run, args=(_serve, *given), name="skim-pair", daemon=True)
+        thread.start()
+        try:
+            self._portal, self._engines = started.result()
+        except BaseException:
+            started.cancel()
+            raise
+        # Also without `close`, no thread and no engine stays when the pair is collected or the process ends.
+        self._end = weakref.finalize(self, _end, self._portal, thread, self._process)
 
     @classmethod
     def from_config(
@@ -158,58 +141,27 @@ class Pair:
         decode = config.decode if drafted else None
         drafting = _decoding(decode, deadline_s=config.channel.deadline_ms / 1e3)
         fields = {**config.selection.model_dump(), "min_prompt_tokens": config.router.min_prompt_tokens}
-        pair = cls.__new__(cls)
-        pair._start(
-            None if only == "target" else _engine_settings(config.speculator),
+        return cls(
             None if only == "speculator" else _engine_settings(config.target, **drafting),
-            PrefillOptions(**fields),
-            decode,
-            config.target.model if is_within_reach(config.target.model) else None,
+            None if only == "target" else _engine_settings(config.speculator),
+            prefill=PrefillOptions(**fields),
+            decode=decode,
+            reads_for=config.target.model if is_within_reach(config.target.model) else None,
         )
-        return pair
 
-    def _start(
-        self,
-        speculator: EngineSettings | None,
-        target: EngineSettings | None,
-        prefill: PrefillOptions,
-        decode: DecodeOptions | None,
-        reads_for: str | None,
-    ) -> None:
-        if speculator is None and target is None:
-            raise SkimError("a pair needs a target, a speculator or both")
-        self._prefill, self._decode = prefill, decode
-
-        async def start() -> AsyncPair:
-            pair = AsyncPair(speculator=speculator, target=target, reads_for=reads_for)
-            try:
-                await pair.ensure_heads()
-            except BaseException:
-                await pair.close()
-                raise
-            return pair
-
-        self._thread = EventLoopThread("skim-pair")
-        try:
-            self._pair = self._thread.run(start())
-        except BaseException:
-            self._thread.stop()
-            raise
-        # Also without `close`, no thread and no engine stays when the pair is collected or the process ends.
-        weakref.finalize(self, self._thread.drop, self._pair.close)
-
-    def select(self, prompt: PromptInput, **options: Unpack[SelectFields]) -> PairSelection:
+    def select(self, prompt: PromptInput, **options: Any) -> PairSelection:
         """Score a prompt on the speculator and choose what is kept.
 
         prompt: text, token ids [M] or chat messages. Of chat messages, the template, the system prompt and the question
-        are kept whatever their score, as in serving. options: in place of the pair's defaults.
+        are kept whatever their score, as in serving. options: fields of the request option `speculative_prefill`, in
+        place of the pair's defaults.
         Raises InvalidRequestError for a prompt or an option that cannot be used, SkimError without a speculator.
         """
         if options.keys() & {"enabled", "min_prompt_tokens", "lossy"}:
             raise InvalidRequestError(
                 "enabled, min_prompt_tokens and lossy are options of ask: select compresses any prompt"
             )
-        return self._thread.run(self._select(prompt, self._resolved(options)))
+        return self._call(self._select, prompt, self._resolved(options))
 
     def generate(
         self,
@@ -225,11 +177,17 @@ class Pair:
         prompt. temperature: 0 decodes greedily. sampling: further fields of vLLM's SamplingParams.
         Raises InvalidRequestError for what the target cannot serve, SkimError without a target.
         """
-        kept = self._for_this_target(selection) if isinstance(selection, PairSelection) else selection
+        kept = selection.kept if isinstance(selection, PairSelection) else selection
+        tokenizer = selection.tokenizer if isinstance(selection, PairSelection) else None
+        if tokenizer not in (None, self._engines.target.info.fingerprint):
+            raise InvalidRequestError(
+                "the selection has token ids of another tokenizer than the target's: select for this target (--target "
+                "of `skim select`, reads_for of `skim.Pair`)"
+            )
         if not isinstance(kept, KeptPrompt):
             raise InvalidRequestError("generate takes a selection of `select` or a KeptPrompt")
         fields = {"max_tokens": max_tokens, "temperature": temperature, **(sampling or {})}
-        return self._thread.run(self._answer(kept, fields))
+        return self._call(self._generate, kept, fields)
 
     def ask(
         self,
@@ -238,7 +196,7 @@ class Pair:
         max_tokens: int = MAX_TOKENS,
         temperature: float = 0.0,
         sampling: Mapping[str, Any] | None = None,
-        **options: Unpack[AskFields],
+        **options: Any,
     ) -> PairAnswer:
         """Select and generate, by serving's own dispatcher: short prompts and those that nothing may be dropped of run
         dense.
@@ -249,81 +207,13 @@ class Pair:
         SkimError for a prompt that would lose tokens.
         """
         fields = {"max_tokens": max_tokens, "temperature": temperature, **(sampling or {})}
-        return self._thread.run(self._ask(prompt, self._resolved(options), fields))
-
-    def _resolved(self, options: Mapping[str, Any]) -> PrefillOptions:
-        """The pair's defaults, overridden by `options`."""
-        _refuse_of_routers(options)
-        return PREFILL.resolve(self._prefill, None, dict(options))
-
-    def _for_this_target(self, selection: PairSelection) -> KeptPrompt:
-        """The kept prompt of a selection. Raises InvalidRequestError if its ids are of another tokenizer."""
-        if selection.tokenizer not in (None, self._pair.target.info.fingerprint):
-            raise InvalidRequestError(
-                "the selection has token ids of another tokenizer than the target's: select for this target (--target "
-                "of `skim select`, reads_for of `skim.Pair`)"
-            )
-        return selection.kept
-
-    @cached_property
-    def _dispatcher(self) -> "Dispatcher":
-        from cluster.in_process.pools import InProcessPools, Unmetered
-        from router.dispatch.dispatcher import Dispatcher
-
-        pools = InProcessPools(self._pair, drafts=self._decode is not None)
-        settings = RouterConfig(guard=False, affinity=False, migration=False, select_timeout_s=FOREVER_S)
-        return Dispatcher(pools, self._prefill, SpeculationOptions(), settings, Unmetered())
-
-    async def _ask(self, given: PromptInput, options: PrefillOptions, sampling: Mapping[str, Any]) -> PairAnswer:
-        from cluster.in_process.pools import SelectionFailedError
-        from router.dispatch.request import Prompt, Request
-        from router.dispatch.state import CallState
-
-        prompt = render(given, self._pair.tokenizer, options)
-        options = options.model_copy(update={"enabled": ALWAYS if options.enabled else False})
-        call = CallState(Request(options, self._decode or DecodeOptions(), decode_is_explicit=True))
-        logprobs = sampling.get("prompt_logprobs") is not None
-        asked = Prompt(prompt, {**sampling, "output_kind": FINAL_ONLY}, sampling["max_tokens"] or 0, logprobs)
-        try:
-            async with aclosing(self._dispatcher.run(self._pair.name("ask"), asked, call)) as outputs:
-                [output] = [output async for output in outputs]
-        except SelectionFailedError as failed:
-            raise failed.error from None
-        [outcome] = call.prompts
-        kept = outcome.selection.kept if outcome.selection else KeptPrompt.dense(prompt.token_ids)
-        return PairAnswer(output.completions, kept, outcome.reason, output.timings, output.prompt_logprobs)
-
-    async def _select(self, given: PromptInput, options: PrefillOptions) -> PairSelection:
-        prompt = render(given, self._pair.tokenizer, options)
-        request = SelectRequest(
-            self._pair.name("select"),
-            prompt.token_ids,
-            options.selection,
-            prompt.layout(options),
-            return_importance=True,
-            decode=self._decode,
-        )
-        found, tokenizer = await self._pair.select(request), self._pair.speculator.info.fingerprint
-        scores, timings = found.importance, found.timings
-        return PairSelection(
-            found.kept, found.coverage, scores, options.selection, timings, tokenizer, found.reused_tokens
-        )
-
-    async def _answer(self, kept: KeptPrompt, sampling: Mapping[str, Any]) -> PairAnswer:
-        sampling = {**sampling, "output_kind": FINAL_ONLY}
-        try:
-            async with aclosing(self._pair.generate(kept, sampling, decode=self._decode)) as outputs:
-                [output] = [output async for output in outputs]
-        except BaseException:
-            await self._pair.end_session(kept.session)
-            raise
-        return PairAnswer(output.completions, kept, None, output.timings, output.prompt_logprobs)
+        return self._call(self._ask, prompt, self._resolved(options), fields)
 
     def close(self) -> None:
         """Stop the engines; idempotent. Raises SkimError in a process that was forked from the pair's."""
-        if not self._thread.stopped:
-            self._thread.run(self._pair.close())
-            self._thread.stop()
+        if self._process != os.getpid():
+            raise SkimError(FORKED)
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -332,6 +222,113 @@ class Pair:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _call(self, function: Callable[..., Awaitable[Result]], *given: Any) -> Result:
+        """The result of `function` in the engines' loop. An interrupted wait cancels it."""
+        if self._process != os.getpid() or not self._end.alive:
+            raise SkimError(CLOSED if self._process == os.getpid() else FORKED)
+        future = self._portal.start_task_soon(function, *given)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _resolved(self, options: Mapping[str, Any]) -> PrefillOptions:
+        """The pair's defaults, overridden by `options`."""
+        _refuse_of_routers(options)
+        return PREFILL.resolve(self._prefill, None, dict(options))
+
+    async def _select(self, given: PromptInput, options: PrefillOptions) -> PairSelection:
+        prompt = render(given, self._engines.tokenizer, options)
+        layout = prompt.layout(options)
+        request = SelectRequest(
+            self._engines.name("select"),
+            prompt.token_ids,
+            options.selection,
+            layout,
+            return_importance=True,
+            decode=self._decode,
+        )
+        selection, tokenizer = await self._engines.select(request), self._engines.speculator.info.fingerprint
+        return PairSelection.of(selection, options=options.selection, layout=layout, tokenizer=tokenizer)
+
+    async def _generate(self, kept: KeptPrompt, sampling: Mapping[str, Any]) -> PairAnswer:
+        sampling = {**sampling, "output_kind": FINAL_ONLY}
+        try:
+            async with aclosing(self._engines.generate(kept, sampling, decode=self._decode)) as outputs:
+                [output] = [output async for output in outputs]
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._engines.end_session(kept.session)
+            raise
+        return PairAnswer(output.completions, kept, None, output.timings, output.prompt_logprobs)
+
+    async def _ask(self, given: PromptInput, options: PrefillOptions, sampling: Mapping[str, Any]) -> PairAnswer:
+        from router.dispatch.request import Prompt, Request
+        from router.dispatch.state import CallState
+        from skim.pools import SelectionFailedError
+
+        prompt = render(given, self._engines.tokenizer, options)
+        options = options.model_copy(update={"enabled": ALWAYS if options.enabled else False})
+        call = CallState(Request(options, self._decode or DecodeOptions(), decode_is_explicit=True))
+        logprobs = sampling.get("prompt_logprobs") is not None
+        asked = Prompt(prompt, {**sampling, "output_kind": FINAL_ONLY}, sampling["max_tokens"] or 0, logprobs)
+        try:
+            async with aclosing(self._dispatcher.run(self._engines.name("ask"), asked, call)) as outputs:
+                [output] = [output async for output in outputs]
+        except SelectionFailedError as failed:
+            raise failed.error from None
+        [outcome] = call.prompts
+        kept = outcome.selection.kept if outcome.selection else KeptPrompt.dense(prompt.token_ids)
+        return PairAnswer(output.completions, kept, outcome.reason, output.timings, output.prompt_logprobs)
+
+    @cached_property
+    def _dispatcher(self) -> "Dispatcher":
+        from router.dispatch.dispatcher import Dispatcher
+        from skim.pools import InProcessPools, Unmetered
+
+        pools = InProcessPools(self._engines, drafts=self._decode is not None)
+        settings = RouterConfig(guard=False, affinity=False, migration=False, select_timeout_s=FOREVER_S)
+        return Dispatcher(pools, self._prefill, SpeculationOptions(), settings, Unmetered())
+
+
+async def _serve(
+    started: Future[tuple[BlockingPortal, PairEngines]],
+    speculator: EngineSettings | None,
+    target: EngineSettings | None,
+    reads_for: str | None,
+) -> None:
+    """Start the engines, and run their event loop until the portal is stopped."""
+    try:
+        engines = PairEngines(speculator=speculator, target=target, reads_for=reads_for)
+        try:
+            await engines.ensure_heads()
+            async with BlockingPortal() as portal:
+                if started.set_running_or_notify_cancel():
+                    started.set_result((portal, engines))
+                    await portal.sleep_until_stopped()
+        finally:
+            await engines.close()
+    except BaseException as error:
+        if started.done():
+            raise
+        started.set_exception(error)
+
+
+def _end(portal: BlockingPortal, thread: threading.Thread, process: int) -> None:
+    """Stop the engines and their thread. A process that was forked from theirs does nothing."""
+    if process == os.getpid():
+        if threading.current_thread() is thread:  # which the collector works in; it cannot wait for itself
+            threading.Thread(target=_end, args=(portal, thread, process)).start()
+            return
+        portal.call(portal.stop)
+        thread.join(END_LIMIT_S)
+
+
+def _refuse_of_routers(names: Container[str]) -> None:
+    if OF_ROUTERS in names:
+        raise InvalidRequestError(f"{OF_ROUTERS} is an option of requests to a router: leave it out")
 
 
 def _decoding(decode: DecodeOptions | None, **channel: float) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.in_process.pair import Pair
 from demo_models.documents import make_document
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from skim.pair import Pair
 from tests.reference import scoring_oracle
 from tests.reference.models import build_model, load_model
 from tests.reference.tokenizers_by_kind import model_without_weights, renumbered_model, tokenizer_of
@@ -51,9 +51,9 @@ def test_other_ids_change_nothing_of_a_selection(pair: Pair) -> None:
 
 def test_an_answer_is_right_and_its_drafts_are_accepted(pair: Pair) -> None:
     """Past the end token, so that more is decoded than the look-ahead tokens cover."""
-    before = pair._pair.drafts.metrics()
+    before = pair._engines.drafts.metrics()
     asked = pair.ask(DOCUMENT.messages, keep_rate=0.1, max_tokens=24, sampling={"ignore_eos": True})
-    after = pair._pair.drafts.metrics()
+    after = pair._engines.drafts.metrics()
     assert asked.text.strip().startswith(DOCUMENT.expected), asked.text
     rounds, drafts = (after[name] - before[name] for name in ("rounds", "drafts"))
     assert drafts > 0

@@ -6,9 +6,8 @@ from functools import partial
 import pytest
 from vllm.renderers.hf import _detect_content_format
 
-from cluster.in_process.prompts import render
-from cluster.in_process.template_messages import for_template, reads_parts
 from router.options.request import PrefillOptions
+from skim.prompts import for_template, reads_parts, render
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import load_tokenizer
 from tests.unit.conftest import MODELS

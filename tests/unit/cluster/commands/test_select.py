@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 from transformers import AutoTokenizer
 
-from cluster.commands.tools import highlight_kept
-from cluster.in_process.prompts import render
+from cluster.commands.select import highlight_kept
 from demo_models.documents import make_document
 from router.options.request import PrefillOptions
+from skim.prompts import render
 from skim_common.models.info import load_tokenizer
 from tests.unit.conftest import MODELS
 

@@ -1,7 +1,6 @@
 """A selection for users, and its JSON file, which `skim select --json` writes, too."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -9,29 +8,30 @@ from typing import Any
 import numpy as np
 
 from cluster.json_file import read_json, write_json
-from kv_transfer.arrays import Float32Array
-from kv_transfer.messages import KeptPrompt
+from kv_transfer.layout import NO_LAYOUT, TextLayout
+from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import InvalidRequestError, SkimError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PairSelection:
+class PairSelection(Selection):
     """What the speculator kept of one prompt.
 
     kept: token ids and original positions, int32 [K] each, and the prompt's length M. coverage: share of the importance
-    that was kept, 0 to 1. importance: the tokens' scores, float32 [M]. options: how the prompt was scored and selected.
-    timings: milliseconds by part (queue, speculate, select). tokenizer: fingerprint of the tokenizer that the token ids
-    are of. reused_tokens: as in Selection. All but `kept` are None, empty or 0 where a file does not have them.
+    that was kept, 0 to 1. importance: the tokens' scores, float32 [M]. timings: milliseconds by part (queue, speculate,
+    select). options: how the prompt was scored and selected. layout: of the prompt. tokenizer: fingerprint of the
+    tokenizer that the token ids are of. All but `kept` are None, empty or 0 where a file does not have them.
     """
 
-    kept: KeptPrompt
-    coverage: float | None = None
-    importance: Float32Array | None = None
     options: SelectionOptions | None = None
-    timings: Mapping[str, float] = field(default_factory=dict)
+    layout: TextLayout = NO_LAYOUT
     tokenizer: str | None = None
-    reused_tokens: int = 0
+
+    @classmethod
+    def of(cls, selection: Selection, **more: Any) -> "PairSelection":
+        """A speculator's selection, with the fields that it does not have."""
+        return cls(**{field.name: getattr(selection, field.name) for field in fields(selection)}, **more)
 
     def to_json(self) -> dict[str, Any]:
         """The file's fields. The drafting session is not among them: it ends with its pair."""
@@ -66,15 +66,15 @@ class PairSelection:
                 int(data["context_length"]),
                 np.asarray(data.get("look_ahead_tokens", []), np.int32),
             )
-            scores, coverage, options = (data.get(name) for name in ("importance", "coverage", "options"))
+            scores, options = data.get("importance"), data.get("options")
             return cls(
                 kept,
-                None if coverage is None else float(coverage),
+                float(data.get("coverage") or 0.0),
                 None if scores is None else np.asarray(scores, np.float32),
-                None if options is None else SelectionOptions.model_validate(options),
                 dict(data.get("timings_ms", {})),
-                data.get("tokenizer"),
                 int(data.get("reused_tokens", 0)),
+                options=None if options is None else SelectionOptions.model_validate(options),
+                tokenizer=data.get("tokenizer"),
             )
         except KeyError as missing:
             raise SkimError(f"{path} has no field {missing}: give a file that `skim select --json` wrote") from None

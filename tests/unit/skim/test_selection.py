@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from cluster.in_process.pair import Pair
-from cluster.in_process.selection import PairSelection
+from skim.pair import Pair
+from skim.selection import PairSelection
 from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
 

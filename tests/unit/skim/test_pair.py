@@ -12,13 +12,13 @@ import pytest
 
 from benchmarks.mock_engines.target import mock_tokens
 from cluster.config.load import load_config
-from cluster.in_process.async_pair import AsyncPair
-from cluster.in_process.pair import OF_ROUTERS, AskFields, Pair, SelectFields
-from cluster.in_process.selection import PairSelection
 from demo_models.documents import make_document
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions
-from router.options.request import PolicyOptions, PrefillOptions
+from router.options.request import PrefillOptions
+from skim.engines import PairEngines
+from skim.pair import Pair
+from skim.selection import PairSelection
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, ModelError, SkimError
 from tests.unit.conftest import MODELS
 
@@ -38,16 +38,11 @@ def messages():
     return make_document(1500, seed=1).messages
 
 
-def test_what_a_call_may_say_are_the_options_of_a_request():
-    assert SelectFields.__annotations__.keys() == PolicyOptions.model_fields.keys() | {"protected_spans"}
-    assert AskFields.__annotations__.keys() == PrefillOptions.model_fields.keys() - {*OF_ROUTERS}
-
-
 def test_a_selection_of_chat_messages_keeps_the_question(pair, messages):
     selection = pair.select(messages, keep_rate=0.1, look_ahead=3)
     kept = selection.kept
     assert 0.1 < kept.token_ids.size / kept.context_length < 0.3
-    tokenizer = pair._pair.tokenizer
+    tokenizer = pair._engines.tokenizer
     assert messages[0]["content"].splitlines()[-1] in tokenizer.decode(kept.token_ids)
     assert (selection.options.keep_rate, selection.options.look_ahead) == (0.1, 3)
     assert selection.importance.shape == (kept.context_length,)
@@ -60,7 +55,8 @@ def test_an_answer_comes_from_the_kept_tokens_at_their_positions(pair, messages)
     selection = pair.select(messages, keep_rate=0.1)
     answer = pair.generate(selection, max_tokens=5)
     [completion] = answer.completions
-    assert completion.token_ids.tolist() == mock_tokens(selection.kept, 5, pair._pair.target.info.vocab_size).tolist()
+    vocabulary = pair._engines.target.info.vocab_size
+    assert completion.token_ids.tolist() == mock_tokens(selection.kept, 5, vocabulary).tolist()
     assert answer.text == completion.text
     assert answer.prompt is selection.kept
     assert answer.reason is None
@@ -165,7 +161,7 @@ def test_a_pair_from_a_file_has_the_files_options(messages):
 
 
 def test_a_pair_whose_search_fails_is_closed(monkeypatch):
-    closed, close = [], AsyncPair.close
+    closed, close = [], PairEngines.close
 
     async def fails(pair):
         raise SkimError("the engine died")
@@ -174,8 +170,8 @@ def test_a_pair_whose_search_fails_is_closed(monkeypatch):
         closed.append(pair)
         await close(pair)
 
-    monkeypatch.setattr(AsyncPair, "ensure_heads", fails)
-    monkeypatch.setattr(AsyncPair, "close", noted)
+    monkeypatch.setattr(PairEngines, "ensure_heads", fails)
+    monkeypatch.setattr(PairEngines, "close", noted)
     with pytest.raises(SkimError, match="the engine died"):
         Pair(speculator=SPECULATOR, engine="mock")
     assert len(closed) == 1
@@ -268,7 +264,7 @@ def test_ask_raises_where_serving_would_run_dense(pair, messages, monkeypatch):
     async def fails(self, request):
         raise EngineUnavailableError("the speculator is gone")
 
-    monkeypatch.setattr(AsyncPair, "select", fails)
+    monkeypatch.setattr(PairEngines, "select", fails)
     with pytest.raises(EngineUnavailableError, match="the speculator is gone"):
         pair.ask(messages, max_tokens=2, min_prompt_tokens=1)
     assert pair.ask(messages, max_tokens=2, enabled=False).text
@@ -287,13 +283,13 @@ def test_a_whole_prompt(pair):
 
 def test_closing_stops_both_engines(monkeypatch):
     closed = []
-    close = AsyncPair.close
+    close = PairEngines.close
 
     async def noted(self):
         closed.append(self)
         await close(self)
 
-    monkeypatch.setattr(AsyncPair, "close", noted)
+    monkeypatch.setattr(PairEngines, "close", noted)
     with pytest.raises(ZeroDivisionError), Pair(TARGET, SPECULATOR, engine="mock"):
         raise ZeroDivisionError
     assert len(closed) == 1
@@ -345,13 +341,13 @@ def threads_of_pairs():
 @pytest.fixture
 def closed(monkeypatch):
     """Of each pair that is closed, the name of the thread in which it is."""
-    closed, close = [], AsyncPair.close
+    closed, close = [], PairEngines.close
 
     async def noted(self):
         closed.append(threading.current_thread().name)
         await close(self)
 
-    monkeypatch.setattr(AsyncPair, "close", noted)
+    monkeypatch.setattr(PairEngines, "close", noted)
     return closed
 
 
@@ -370,14 +366,14 @@ def test_a_pair_that_is_dropped_is_closed(closed, cyclic):
 
 def test_a_pair_that_is_collected_in_its_own_thread_waits_for_nothing(closed):
     pair = Pair(speculator=SPECULATOR, engine="mock")
-    thread, drop = pair._thread, pair._pair.close
+    thread = threads_of_pairs()[-1]
 
     async def collect():
-        thread.drop(drop)
+        pair._end()
 
-    thread.run(collect())
-    thread._thread.join(30)
-    assert (closed, thread.stopped, thread._thread.is_alive()) == (["skim-pair"], True, False)
+    pair._call(collect)
+    thread.join(30)
+    assert (closed, pair._end.alive, thread.is_alive()) == (["skim-pair"], False, False)
 
 
 def test_a_closed_pair_that_is_dropped_is_not_closed_again(closed):
@@ -390,7 +386,7 @@ def test_a_closed_pair_that_is_dropped_is_not_closed_again(closed):
 
 FORKED = f"""
 import os, signal, sys
-from cluster.in_process.pair import Pair
+from skim.pair import Pair
 from skim_common.errors import SkimError
 signal.alarm(120)
 pair = Pair({str(TARGET)!r}, {str(SPECULATOR)!r}, engine="mock")
@@ -417,12 +413,12 @@ def test_a_forked_process_is_told_that_the_pair_is_not_its_own():
 
 def test_the_end_of_the_program_closes_a_pair():
     code = f"""
-from cluster.in_process import async_pair, pair
-close = async_pair.AsyncPair.close
+from skim import engines, pair
+close = engines.PairEngines.close
 async def noted(self):
     await close(self)
     print("closed", flush=True)
-async_pair.AsyncPair.close = noted
+engines.PairEngines.close = noted
 kept = pair.Pair({str(TARGET)!r}, {str(SPECULATOR)!r}, engine="mock")
 print("open")
 """

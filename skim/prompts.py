@@ -3,7 +3,7 @@
 The router renders by vLLM (`router.vllm_front.renderer`). All that follows from a `RenderedPrompt` is shared.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -11,20 +11,24 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cluster.in_process.template_messages import for_template, reads_parts
 from kv_transfer.arrays import Int32Array
 from router.options.request import PrefillOptions
-from router.prompt.contents import MarkedChat, without_marks
-from router.prompt.frame import frame_messages, frame_of
+from router.prompt.contents import MarkedChat, Messages, without_marks
+from router.prompt.frame import TEXT, frame_messages, frame_of
 from router.prompt.keep_fields import messages_with_keeps
 from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import InvalidRequestError
 
-Messages: TypeAlias = Sequence[Mapping[str, Any]]
-"""Chat messages as in OpenAI's API: `role` and `content` of each."""
-
 KINDS = "a prompt is text, a list of token ids or a list of chat messages"
 
+PART_FIELDS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+"""The field with the text of a part, by the part's type."""
 
 PromptInput: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Messages | RenderedPrompt
 """Text, token ids [M], chat messages, or a prompt that is rendered already."""
@@ -110,3 +114,45 @@ def as_token_ids(prompt: Any) -> Int32Array:
     if given.size and (given.max() > np.iinfo(np.int32).max or given.min() < 0):
         raise InvalidRequestError("token ids are numbers from 0 to 2^31 - 1")
     return given.astype(np.int32)
+
+
+def reads_parts(rendered: Callable[[Messages], str]) -> bool:
+    """Whether a template reads a content that is a list of parts. rendered: renders messages by it."""
+    try:
+        text = rendered([{"role": "user", "content": [{"type": "text", "text": TEXT}] * 2}])
+    except Exception:  # templates raise any
+        return False
+    return text.count(TEXT) == 2 and f'"{TEXT}"' not in text  # otherwise it is the list as JSON
+
+
+def for_template(messages: Messages, *, parts: bool) -> list[dict[str, Any]]:
+    """Copies of the messages as vLLM's HTTP endpoint gives them to a chat template (`vllm.entrypoints.chat_utils`).
+
+    Their contents are lists of text parts or, unless `parts`, texts in which the parts are lines. A tool's result is
+    always a text. Raises InvalidRequestError for a content that is no text.
+    """
+    copies = []
+    for number, message in enumerate(messages):
+        texts = list(_texts(message.get("content"), f"messages.{number}.content"))
+        as_parts = parts and message.get("role") != "tool"
+        content = [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
+        copies.append({**message, "content": content})
+    return copies
+
+
+def _texts(content: Any, name: str) -> Iterable[str]:
+    if content is None:
+        return
+    if not isinstance(content, str | Sequence):
+        raise InvalidRequestError(f"{name} must be a text or a list of parts, not {type(content).__name__}")
+    for number, part in enumerate([content] if isinstance(content, str) else content):
+        if isinstance(part, Mapping):
+            kind = part.get("type", "text")
+            text = part.get(PART_FIELDS[kind]) if isinstance(kind, str) and kind in PART_FIELDS else ...
+            if text is None:  # as over HTTP
+                continue
+        else:
+            text = part
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"{name}.{number} is no text: a pair reads text alone")
+        yield text

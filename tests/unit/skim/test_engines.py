@@ -1,4 +1,4 @@
-"""Starting, closing and drafting sessions of `AsyncPair`, over engines without weights."""
+"""Starting, closing and drafting sessions of `PairEngines`, over engines without weights."""
 
 import asyncio
 import os
@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from benchmarks.mock_engines.speculator import MockSpeculator
-from cluster.in_process.async_pair import AsyncPair, EngineSettings
 from kv_transfer.draft_channel import DraftClient
 from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
 from kv_transfer.layout import NO_LAYOUT
 from kv_transfer.messages import KeptPrompt, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from skim.engines import EngineSettings, PairEngines
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.info import inspect_model, load_tokenizer
 from speculator_service.start import find_heads
@@ -54,7 +54,7 @@ class Started:
 
 async def test_the_target_is_closed_first():
     started = Started()
-    pair = AsyncPair(speculator=started.settings("speculator"), target=started.settings("target"))
+    pair = PairEngines(speculator=started.settings("speculator"), target=started.settings("target"))
     assert started.closed == []
     await pair.close()
     assert started.closed == ["target", "speculator"]
@@ -63,7 +63,7 @@ async def test_the_target_is_closed_first():
 async def test_a_second_engine_that_does_not_start_closes_the_first():
     started = Started(fails=["target"])
     with pytest.raises(SkimError, match="the target did not start"):
-        AsyncPair(speculator=started.settings("speculator"), target=started.settings("target"))
+        PairEngines(speculator=started.settings("speculator"), target=started.settings("target"))
     assert started.closed == ["speculator"]
 
 
@@ -76,7 +76,7 @@ async def test_two_tokenizers(tmp_path):
     file.write_text(file.read_text().replace('"kettle"', '"kettles"').replace('"Ġkettle"', '"Ġkettles"'))
     other = EngineSettings(str(tmp_path), "mock")
     for rest in ({"target": TARGET}, {"reads_for": TARGET.model}):
-        pair = AsyncPair(speculator=other, **rest)
+        pair = PairEngines(speculator=other, **rest)
         assert pair.tokenizer.get_vocab() == load_tokenizer(TARGET.model).get_vocab()
         assert pair.speculator.info.fingerprint == inspect_model(TARGET.model, engine="mock").fingerprint
         selection = await selected(pair, decode=REMOTE)
@@ -89,7 +89,7 @@ async def test_two_tokenizers(tmp_path):
 async def test_models_that_do_not_fit_are_refused_before_an_engine_starts(tmp_path):
     started = Started()
     with pytest.raises(ModelError, match="does not exist"):
-        AsyncPair(speculator=started.settings("a"), target=EngineSettings(str(tmp_path / "no"), "mock"))
+        PairEngines(speculator=started.settings("a"), target=EngineSettings(str(tmp_path / "no"), "mock"))
     assert started.closed == []
 
 
@@ -102,25 +102,25 @@ async def test_engines_start_with_their_environment(monkeypatch):
         return MockSpeculator(model)
 
     settings = EngineSettings(SPECULATOR.model, "mock", environment={"SKIM_TEST": "here"}, create=create)
-    await AsyncPair(speculator=settings).close()
+    await PairEngines(speculator=settings).close()
     assert seen == ["here"]
     assert "SKIM_TEST" not in os.environ
 
 
 async def test_a_half_that_was_not_opened_is_named():
-    pair = AsyncPair(speculator=SPECULATOR)
+    pair = PairEngines(speculator=SPECULATOR)
     with pytest.raises(SkimError, match="without a target"):
         pair.target  # noqa: B018
     assert pair.tokenizer.chat_template
     await pair.close()
-    pair = AsyncPair(target=TARGET)
+    pair = PairEngines(target=TARGET)
     with pytest.raises(SkimError, match="without a speculator"):
         await selected(pair)
     await pair.close()
 
 
 async def test_only_remote_decoding_leaves_a_session():
-    pair = AsyncPair(speculator=SPECULATOR, target=TARGET)
+    pair = PairEngines(speculator=SPECULATOR, target=TARGET)
     for decode in (None, DecodeOptions(method="none"), DecodeOptions(method="ngram")):
         assert (await selected(pair, decode=decode)).kept.session is None
     assert pair._server is None
@@ -146,7 +146,7 @@ async def drafts_of(pair):
 
 
 async def test_the_draft_channel_drafts_after_the_answer():
-    pair = AsyncPair(speculator=SPECULATOR, target=TARGET)
+    pair = PairEngines(speculator=SPECULATOR, target=TARGET)
     [draft] = (await drafts_of(pair)).drafts
     assert draft.tokens.size == 3
     await pair.close()
@@ -159,14 +159,14 @@ async def test_the_replies_of_the_draft_channel_can_be_replaced():
         seen.append(await service.handle(request))
         return DraftReply()
 
-    pair = AsyncPair(speculator=SPECULATOR, target=TARGET, answer_drafts=no_drafts)
+    pair = PairEngines(speculator=SPECULATOR, target=TARGET, answer_drafts=no_drafts)
     assert (await drafts_of(pair)).drafts == []
     assert [draft.tokens.size for draft in seen[0].drafts] == [3]
     await pair.close()
 
 
 async def test_a_region_of_a_prompt_has_its_own_keep_rate():
-    pair = AsyncPair(speculator=SPECULATOR)
+    pair = PairEngines(speculator=SPECULATOR)
     options = SelectionOptions(keep_rate=0.01, protect_last=1, reuse="off")
     plain = await selected(pair, options)
     selection = await selected(pair, options, layout_of((), [(96, 224, 1.0)]))
@@ -188,20 +188,20 @@ async def test_the_heads_of_a_speculator_are_found(tmp_path, monkeypatch, other)
     monkeypatch.setattr(find_heads, "ensure_heads", ensure_heads)
     model = model_without_weights(tmp_path / "other", "byte_level") if other else SPECULATOR.model
     settings = EngineSettings(model, "vllm", create=lambda kind, model, **_: MockSpeculator(model))
-    pair = AsyncPair(speculator=settings, reads_for=TARGET.model)
+    pair = PairEngines(speculator=settings, reads_for=TARGET.model)
     await pair.ensure_heads()
     assert searched == [(MockSpeculator, model)]
     assert pair.speculator.info.has_head_profile
     assert isinstance(pair.speculator, TranslatingSpeculator) == other
     await pair.close()
-    await (without := AsyncPair(target=TARGET)).ensure_heads()
+    await (without := PairEngines(target=TARGET)).ensure_heads()
     await without.close()
     assert len(searched) == 1
 
 
 async def test_a_line_brings_what_is_nested_under_it():
     """As in serving: the indents reach the selection."""
-    pair = AsyncPair(speculator=SPECULATOR)
+    pair = PairEngines(speculator=SPECULATOR)
     units = np.arange(0, 400, 20, dtype=np.int32)
     flat, options = layout_of(units=units), SelectionOptions(keep_rate=0.1, scoring="attention", reuse="off")
     scored = await selected(pair, options, flat, return_importance=True)
@@ -220,7 +220,7 @@ async def test_a_line_brings_what_is_nested_under_it():
 async def test_a_line_brings_one_that_shares_an_identifier(monkeypatch):
     """As in serving: the links reach the selection. The mock's lines all score about the same."""
     monkeypatch.setattr("speculator_service.scoring.units.LINKED", 1.0)
-    pair = AsyncPair(speculator=SPECULATOR)
+    pair = PairEngines(speculator=SPECULATOR)
     units = np.arange(0, 400, 20, dtype=np.int32)
     flat, options = layout_of(units=units, indents=[0] * 20), SelectionOptions(keep_rate=0.5, reuse="off")
     means = np.add.reduceat((await selected(pair, options, flat, return_importance=True)).importance, units)[:-2]
@@ -234,7 +234,7 @@ async def test_a_line_brings_one_that_shares_an_identifier(monkeypatch):
 
 async def test_the_target_reads_late_units_in_the_order_of_its_cache():
     """As in serving, if the model has positions for it."""
-    pair = AsyncPair(target=TARGET)
+    pair = PairEngines(target=TARGET)
     read, generate = [], pair.target.generate
 
     def noting(request):

@@ -12,16 +12,16 @@ import numpy as np
 import psutil
 import pytest
 
-from cluster.in_process.async_pair import AsyncPair
-from cluster.in_process.pair import Pair
-from cluster.in_process.prompts import render
-from cluster.in_process.selection import PairSelection
 from demo_models.documents import DemoDocument, make_document
 from evals.run.turns import make_conversations, without_late_chunks
 from evals.tasks.registry import Sample
 from kv_transfer.messages import FINAL_ONLY, Selection, SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from router.options.request import PrefillOptions
+from skim.engines import PairEngines
+from skim.pair import Pair
+from skim.prompts import render
+from skim.selection import PairSelection
 
 pytestmark = pytest.mark.nightly
 
@@ -56,14 +56,14 @@ def test_a_tenth_of_the_prompt_is_enough(pair: Pair, document: DemoDocument) -> 
 
 def test_the_speculator_drafts_the_answer(pair: Pair) -> None:
     """Past the end token, so that more is decoded than the look-ahead tokens cover."""
-    before = pair._pair.drafts.metrics()
+    before = pair._engines.drafts.metrics()
     asked = pair.ask(DOCUMENTS[0].messages, keep_rate=0.1, max_tokens=24, sampling={"ignore_eos": True})
-    after = pair._pair.drafts.metrics()
+    after = pair._engines.drafts.metrics()
     assert after["drafts"] > before["drafts"]
     assert asked.prompt.session is not None
     plain = replace(asked.prompt, session=None, look_ahead_tokens=np.empty(0, np.int32))
     again = pair.generate(plain, max_tokens=24, sampling={"ignore_eos": True})
-    assert pair._pair.drafts.metrics()["draft_requests"] == after["draft_requests"]
+    assert pair._engines.drafts.metrics()["draft_requests"] == after["draft_requests"]
     assert again.text == asked.text
 
 
@@ -104,13 +104,13 @@ def test_later_turns_extend_the_first(pair: Pair, draft_context: str) -> None:
     Negative control: without the late chunks, later answers are wrong.
     """
     right = {"extended": 0, "no late chunks": 0}
-    tokenizer = pair._pair.tokenizer
+    tokenizer = pair._engines.tokenizer
     made = make_conversations(3, [2048], 3, seed=3, style="plain", tokens=lambda text: len(tokenizer(text).input_ids))
     for number, conversation in enumerate(made):
         salt, before = f"{draft_context} {number}", 0
         for turn, sample in enumerate(conversation):
             decode = DecodeOptions(adaptive=False, draft_context=draft_context)
-            selection, cached, text = pair._thread.run(_turn(pair._pair, sample, salt, decode))
+            selection, cached, text = pair._call(_turn, pair._engines, sample, salt, decode)
             if turn:
                 assert selection.reused_tokens == before
                 assert cached >= before // BLOCK * BLOCK
@@ -123,7 +123,7 @@ def test_later_turns_extend_the_first(pair: Pair, draft_context: str) -> None:
     assert right["no late chunks"] <= 3
 
 
-async def _turn(pair: AsyncPair, sample: Sample, salt: str, decode: DecodeOptions) -> tuple[Selection, int, str]:
+async def _turn(pair: PairEngines, sample: Sample, salt: str, decode: DecodeOptions) -> tuple[Selection, int, str]:
     """The selection of a turn, the target's cached tokens, and the answer."""
     prompt = render(sample.messages, pair.tokenizer)
     options = SelectionOptions(keep_rate=0.1)

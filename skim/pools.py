@@ -1,11 +1,11 @@
-"""The engines of an `AsyncPair` as the pools of a router's dispatcher."""
+"""The engines of a pair as the pools of a router's dispatcher."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from cluster.in_process.async_pair import AsyncPair
-from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest, SessionHandle
+from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection, SelectRequest
 from router.pools.interface import Admitted, unwatched
+from skim.engines import PairEngines
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo
 
@@ -23,11 +23,12 @@ class InProcessPools:
 
     untrusted = False
 
-    def __init__(self, pair: AsyncPair, *, drafts: bool) -> None:
-        """Raises SkimError for a pair without a target."""
-        self._pair, self._drafts = pair, drafts
-        self.target: ModelInfo = pair.target.info
-        self.speculator: ModelInfo | None = pair.speculator.info if pair.has_speculator else None
+    def __init__(self, engines: PairEngines, *, drafts: bool) -> None:
+        """Raises SkimError without a target."""
+        self._engines, self._drafts = engines, drafts
+        self.target: ModelInfo = engines.target.info
+        self.speculator: ModelInfo | None = engines.speculator.info if engines.has_speculator else None
+        self.end_session = engines.end_session
 
     def replicas(self, pool: str) -> float:
         """See `Pools`."""
@@ -37,7 +38,7 @@ class InProcessPools:
         """Raises InvalidRequestError, and SelectionFailedError for every other SkimError."""
         admitted()
         try:
-            return await self._pair.select(request if self._drafts else replace(request, decode=None))
+            return await self._engines.select(request if self._drafts else replace(request, decode=None))
         except InvalidRequestError:
             raise
         except SkimError as error:
@@ -48,11 +49,7 @@ class InProcessPools:
     ) -> AsyncGenerator[GenerateOutput, None]:
         """See `Pools`."""
         admitted()
-        return self._pair.target.generate(request)
-
-    async def end_session(self, session: SessionHandle) -> None:
-        """See `Pools`."""
-        await self._pair.end_session(session)
+        return self._engines.target.generate(request)
 
 
 class Unmetered:
