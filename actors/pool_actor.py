@@ -18,7 +18,7 @@ from actors.lifecycle.startup import gc_frozen, retried_start
 from actors.observability.exposition import Exposition, expose
 from actors.observability.logs import log_through_serve
 from actors.observability.metrics import pool_families
-from actors.observability.tracing import create_tracer
+from actors.observability.tracing import start_traces, stop_traces
 from actors.ray_hooks.serve_logger import kept_log_file
 from kv_transfer.codec import encode
 from kv_transfer.engine import Engine
@@ -33,7 +33,7 @@ class PoolSettings(BaseModel):
     """A replica: its engine with the engine's options, and how it is watched.
 
     start_probe: what follows if the started engine fails its probe: prompts run `dense`, or the start fails (`refuse`).
-    start_timeout_s: see `retried_start`. hung_after_s: see EngineWatch. traces: see `create_tracer`.
+    start_timeout_s: see `retried_start`. hung_after_s: see EngineWatch. traces: see `start_traces`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,7 +59,7 @@ class PoolActor(ABC):
         check_version("ray")
         call_directly()
         log_through_serve()
-        self._tracer = create_tracer(settings.traces)
+        self._traced = start_traces(settings.traces)
 
     @asynccontextmanager
     async def _start(self, pool: str, own: PoolSettings) -> AsyncIterator[None]:
@@ -114,8 +114,8 @@ class PoolActor(ABC):
         await self._engine.check_health()
 
     def __del__(self) -> None:
-        if tracer := getattr(self, "_tracer", None):
-            tracer.close()
+        if getattr(self, "_traced", False):
+            stop_traces()
         if watch := getattr(self, "_watch", None):
             watch.stop()
         if engine := getattr(self, "_engine", None):

@@ -4,10 +4,11 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import ray
+from opentelemetry.trace import Span
 
 from actors.error_replies import reply_to_failure
-from actors.observability.draft_spans import DraftSpans
-from actors.observability.pool_spans import SELECT, note_select_parts, note_selection
+from actors.observability.spans import DRAFT, SELECT, note_select_parts, note_selection
+from actors.observability.tracing import ending, server_span
 from actors.pool_actor import PoolActor, PoolSettings
 from kv_transfer.codec import decode, encode
 from kv_transfer.draft_channel import DraftServer
@@ -43,7 +44,7 @@ class SpeculatorActor(PoolActor):
         tls of the draft channel (`kv_transfer.draft_channel.DraftServer`); with None the replica drafts nothing.
         """
         self._prepare(settings)
-        self._draft_spans = DraftSpans(self._tracer)
+        self._draft_spans: dict[str, Span] = {}
         async with self._start("speculator", settings):
             engine = create_engine(
                 settings.engine, settings.model, tensor_parallel=settings.tensor_parallel, options=settings.options
@@ -71,8 +72,11 @@ class SpeculatorActor(PoolActor):
         return f"{host}:{await self._server.start()}"
 
     def _drafted(self, session: DrafterSession) -> None:
-        """A drafting session is closed."""
-        self._draft_spans.end(session)
+        """A drafting session is closed. Whether its last drafts were accepted is unknown here."""
+        if span := self._draft_spans.pop(session.id, None):
+            counts = {"draft_rounds": session.rounds, "drafts": session.drafts, "accepted_drafts": session.accepted}
+            span.set_attributes({f"skim.{name}": count for name, count in counts.items()})
+            span.end()
 
     async def select(self, payload: bytes) -> AsyncGenerator[bytes, None]:
         """Takes a SelectRequest and yields one Selection or error, all encoded. Cancelling aborts it in the engine.
@@ -86,7 +90,7 @@ class SpeculatorActor(PoolActor):
         try:
             request = decode(payload, SelectRequest)
             envelope = request.envelope
-            with self._tracer.span(SELECT, envelope.trace) as span:
+            with ending(server_span(SELECT, envelope.trace)) as span:
                 async with Deadline.after(envelope.timeout_ms).limit():
                     selection = await self._service.select(request)
                 note_selection(span, request.request_id, selection)
@@ -94,8 +98,11 @@ class SpeculatorActor(PoolActor):
             if self._drafts is not None:
                 selection = begin_drafts(self._drafts, request, selection, self._service.draft_context(request))
             session = selection.kept.session
-            if session is not None:
-                self._draft_spans.begin(session.id, envelope.trace)
+            if session is not None and (span := server_span(DRAFT, envelope.trace)).is_recording():
+                span.set_attribute("skim.engine_request_id", session.id)
+                if (earlier := self._draft_spans.get(session.id)) is not None:
+                    earlier.end()  # clients may use an id twice
+                self._draft_spans[session.id] = span
             try:
                 return encode(selection)
             except WireError:  # too large: no target will ever end its session
@@ -123,6 +130,6 @@ class SpeculatorActor(PoolActor):
             self._drafts.evict()
 
     def __del__(self) -> None:
-        if spans := getattr(self, "_draft_spans", None):
-            spans.close()
+        for span in getattr(self, "_draft_spans", {}).values():
+            span.end()
         super().__del__()

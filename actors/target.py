@@ -12,7 +12,8 @@ from prometheus_client import Metric
 from actors.error_replies import reply_to_failure
 from actors.multi_node import fetch_on_nodes, own_group, ray_for_ranks
 from actors.observability.exposition import OF_CLIENTS, QUEUES, named
-from actors.observability.pool_spans import answer_span
+from actors.observability.spans import answer_span
+from actors.observability.tracing import headers_of
 from actors.pool_actor import PoolActor, PoolSettings
 from actors.ray_hooks.replica_draining import Draining, handover, own_replica
 from kv_transfer.codec import decode, encode
@@ -65,8 +66,8 @@ class TargetActor(PoolActor):
         try:
             request = decode(payload, GenerateRequest)
             deadline = Deadline.after(request.envelope.timeout_ms)
-            with answer_span(self._tracer, request, self._engine.info) as answer:
-                if self._engine_traces and (headers := answer.span.headers):
+            with answer_span(request, self._engine.info) as answer:
+                if self._engine_traces and (headers := headers_of(answer.span)):
                     request = replace(request, engine_args={**request.engine_args, "trace_headers": headers})
                 stream = joined(self._engine.generate(request), request.interval_ms, deadline=deadline)
                 async with aclosing(self._draining.each(stream)) as outputs:

@@ -16,7 +16,7 @@ from actors.lifecycle.startup import gc_frozen, retried_start
 from actors.observability.exposition import Exposition
 from actors.observability.logs import log_through_serve
 from actors.observability.metrics import ProcessMeter
-from actors.observability.tracing import create_tracer
+from actors.observability.tracing import start_traces, stop_traces
 from actors.ray_hooks.broadcast import replies_of_all
 from actors.ray_hooks.serve_logger import kept_log_file
 from kv_transfer.options import DecodeOptions
@@ -50,7 +50,7 @@ class RouterDeployment:
     target: None with `select_only`. model: the target's folder or hub name, else the speculator's. prefill: the prefill
     half of a split target. served_model_names: as clients send them. vllm_options: of `vllm serve`, as in
     `router.vllm_front.app.ServedModel`. selection, decode: the deployment's defaults of the requests' options. traces:
-    see `create_tracer`.
+    see `start_traces`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RouterDeployment:
         call_directly()
         log_through_serve()
         self._settings = own = settings
-        self._tracer = create_tracer(traces)
+        self._traced = start_traces(traces)
         self._meter, self._states = ProcessMeter(), PoolStates(own.pool_down_after_s)
         self._intake = IntakeLock()
         self._pools = ServePools(speculator, target, own.admission_timeout_s, self._states, prefill, self._intake)
@@ -156,7 +156,7 @@ class RouterDeployment:
         with gc_frozen():
             max_len = self._pools.target.max_model_len
             served = ServedModel(folder, public_name(self._model), self._names, max_len, self._vllm_options)
-            app = await build_openai_app(self._dispatcher, served, self._settings, self._tracer, self._intake)
+            app = await build_openai_app(self._dispatcher, served, self._settings, self._intake)
         self._dispatcher.log.add_routes(app, self._ask_other_routers)
         self._tell_metrics = app.state.metrics.exposition
         DeploymentMetrics(self._metrics_of_all).add_route(app)
@@ -195,8 +195,8 @@ class RouterDeployment:
         return await replies_of_all(routers, method, *args, timeout_s=OTHERS_TIMEOUT_S)
 
     def __del__(self) -> None:
-        if tracer := getattr(self, "_tracer", None):
-            tracer.close()
+        if getattr(self, "_traced", False):
+            stop_traces()
 
 
 def _load_vllm() -> None:

@@ -1,167 +1,164 @@
-"""Trace spans over OpenTelemetry's API. Traces that are off have one span, which does nothing.
+"""Trace spans by OpenTelemetry's API, in a process that may have a tracer provider.
 
-The SDK and the exporter are in `tracing_otlp`, which is imported only if the deployment file asks for traces. Parents
-are always passed explicitly, never by a context variable, because an async generator may end in another context than
-the one it began in.
+The SDK and the exporter are imported only if the deployment file asks for traces. The provider is not OpenTelemetry's
+process-wide one, which vLLM sets when its own traces are on (vllm.tracing.otel). Parents are passed explicitly, not by
+a context variable, because an async generator may end in another context than the one it began in. A span must never
+contain text of a prompt or an answer.
 """
 
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
 
-from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-
-Attributes = Mapping[str, str | bool | int | float | list[str]]
-Kind = Literal["internal", "client", "server"]
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 REQUEST_ID = "x-request-id"
 TRACE_HEADERS = ("traceparent", "tracestate", REQUEST_ID)
 """Headers that continue a trace in another process: W3C Trace Context, and the request id of the log records."""
 
+TRACES_PATH = "/v1/traces"
+"""The path for spans below the OTLP/HTTP endpoint (OpenTelemetry's OTEL_EXPORTER_OTLP_ENDPOINT)."""
+
 CLOSE_S = 5.0
 """How long a stopping replica waits until its last spans are sent, in seconds."""
 
-_KINDS = {kind: trace.SpanKind[kind.upper()] for kind in ("internal", "client", "server")}
+_ID_ATTRIBUTE = "skim.request_id"
 _PROPAGATOR = TraceContextTextMapPropagator()
+_provider: "TracerProvider | None" = None
 
 
-class Span:
-    """One timed part of a request. It begins when it is created and ends with its `with` block. An exception marks it
-    as failed, with the exception's class only; a cancellation marks it as cancelled. It must never contain text of a
-    prompt or an answer.
+def start_traces(settings: Mapping[str, Any] | None) -> bool:
+    """settings: endpoint, sample_ratio and service_name of `observability.traces`. Returns whether traces are on.
 
-    recording: False if traces are off or this request is not sampled. Times are milliseconds since the span's start.
+    A thread sends spans in batches; a full queue drops them. The exporter's environment variables are in effect
+    (OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE).
     """
-
-    def __init__(
-        self,
-        tracer: trace.Tracer,
-        name: str,
-        parent: Context,
-        kind: Kind,
-        request_id: str | None,
-        begin_ns: int = 0,
-        above: "Span | None" = None,
-    ) -> None:
-        self._tracer, self._request_id, self._above = tracer, request_id, above
-        self._children = 0
-        self._begin_ns = begin_ns or time.time_ns()
-        self._monotonic_ns = time.monotonic_ns()  # the clock may be set while the span lasts
-        self._span = tracer.start_span(name, parent, _KINDS[kind], start_time=self._begin_ns)
-        self._context = trace.set_span_in_context(self._span, Context())
-        self.recording = self._span.is_recording()
-        if request_id is not None:
-            self._span.set_attribute("skim.request_id", request_id)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        # When a client hangs up, vLLM's front cancels its calls and returns at once; their spans are still open here.
-        if self._children or isinstance(error, asyncio.CancelledError | GeneratorExit):
-            self._cancel()
-        elif kind is not None:
-            self.fail(kind.__name__)
-        if self._above is not None:
-            self._above._children -= 1
-        self._span.end(self._at(self.now()))
-
-    @property
-    def headers(self) -> dict[str, str] | None:
-        """TRACE_HEADERS for the next process; None if traces are off."""
-        if self is NO_SPAN:
-            return None
-        headers = {} if self._request_id is None else {REQUEST_ID: self._request_id}
-        _PROPAGATOR.inject(headers, self._context)
-        return headers
-
-    def child(self, name: str, kind: Kind = "internal") -> "Span":
-        """Start a child span."""
-        if self is NO_SPAN:
-            return self
-        self._children += 1
-        begin = self._at(self.now())
-        return Span(self._tracer, name, self._context, kind, self._request_id, begin, above=self)
-
-    def part(self, name: str, begin_ms: float, end_ms: float) -> None:
-        """Add a child span that has already ended."""
-        if self.recording:
-            begin, end = self._at(max(begin_ms, 0.0)), self._at(max(begin_ms, end_ms, 0.0))
-            Span(self._tracer, name, self._context, "internal", self._request_id, begin)._span.end(end)
-
-    def now(self) -> float:
-        return (time.monotonic_ns() - self._monotonic_ns) / 1e6
-
-    def set(self, attributes: Attributes) -> None:
-        self._span.set_attributes(attributes)
-
-    def rename(self, name: str) -> None:
-        self._span.update_name(name)
-
-    def event(self, name: str, at_ms: float) -> None:
-        self._span.add_event(name, timestamp=self._at(at_ms))
-
-    def fail(self, error: str) -> None:
-        """Mark the span as failed. error: the name of an error class; a message might quote the client's text."""
-        self._span.set_attribute("error.type", error)
-        self._span.set_status(trace.StatusCode.ERROR)
-
-    def _cancel(self) -> None:
-        """Mark this span and its open ancestors as cancelled."""
-        if self._span.is_recording():
-            self._span.set_attribute("skim.cancelled", True)
-            if self._above is not None:
-                self._above._cancel()
-
-    def _at(self, ms: float) -> int:
-        return self._begin_ns + int(ms * 1e6)
-
-
-NO_SPAN = Span(trace.NoOpTracer(), "", Context(), "internal", None)
-"""The span of what is not traced."""
-
-
-class Tracer:
-    """Starts spans in a process. provider: None if traces are off."""
-
-    def __init__(self, provider: "TracerProvider | None" = None) -> None:
-        self._provider = provider
-
-    def span(self, name: str, headers: Mapping[str, str] | None) -> Span:
-        """Start a span of kind server: a child of the span in `headers`, or the first span of a new trace.
-
-        headers None: the request is not traced and gets a no-op span.
-        """
-        if self._provider is None or headers is None:
-            return NO_SPAN
-        parent = _PROPAGATOR.extract(headers, Context())
-        return Span(self._provider.get_tracer("skim"), name, parent, "server", headers.get(REQUEST_ID))
-
-    def close(self) -> None:
-        """Send the remaining spans. Does not wait for a collector that does not answer."""
-        if self._provider is not None:
-            # By itself the provider waits half a minute, and again when the interpreter exits.
-            sending = threading.Thread(target=self._provider.shutdown, daemon=True)
-            sending.start()
-            sending.join(CLOSE_S)
-
-
-NO_TRACER = Tracer()
-"""The tracer if traces are off."""
-
-
-def create_tracer(settings: Mapping[str, Any] | None) -> Tracer:
-    """settings: endpoint, sample_ratio and service_name of `observability.traces`; None means that traces are off."""
     if settings is None:
-        return NO_TRACER
-    from actors.observability.tracing_otlp import otlp_provider
+        return False
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    return Tracer(otlp_provider(**settings))
+    exporter = OTLPSpanExporter(settings["endpoint"].rstrip("/") + TRACES_PATH)
+    record_spans(BatchSpanProcessor(exporter), settings["sample_ratio"], _resource(settings["service_name"]))
+    return True
+
+
+def record_spans(
+    processor: "SpanProcessor", sample_ratio: float = 1.0, resource: Mapping[str, str] | None = None
+) -> None:
+    """Record the spans of this process. sample_ratio: of traces that begin here; others follow their parent."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+    global _provider
+    sampler = ParentBasedTraceIdRatio(sample_ratio)
+    _provider = TracerProvider(sampler=sampler, resource=Resource.create(resource), shutdown_on_exit=False)
+    _provider.add_span_processor(processor)
+
+
+def stop_traces() -> None:
+    """Send the remaining spans. Does not wait for a collector that does not answer."""
+    global _provider
+    if _provider is not None:
+        # By itself the provider waits half a minute, and again when the interpreter exits.
+        sending = threading.Thread(target=_provider.shutdown, daemon=True)
+        sending.start()
+        sending.join(CLOSE_S)
+        _provider = None
+
+
+def server_span(name: str, headers: Mapping[str, str] | None) -> Span:
+    """A child of the span in `headers`, or the first span of a new trace. headers None: the request is not traced."""
+    if _provider is None or headers is None:
+        return INVALID_SPAN
+    span = _provider.get_tracer("skim").start_span(name, _PROPAGATOR.extract(headers, Context()), SpanKind.SERVER)
+    if REQUEST_ID in headers:
+        span.set_attribute(_ID_ATTRIBUTE, headers[REQUEST_ID])
+    return span
+
+
+def child_span(parent: Span, name: str, kind: SpanKind = SpanKind.INTERNAL, start_ns: int | None = None) -> Span:
+    """A span below `parent`, with its request id."""
+    if _provider is None or parent is INVALID_SPAN:
+        return INVALID_SPAN
+    span = _provider.get_tracer("skim").start_span(name, set_span_in_context(parent), kind, start_time=start_ns)
+    if (request_id := _request_id(parent)) is not None:
+        span.set_attribute(_ID_ATTRIBUTE, request_id)
+    return span
+
+
+@contextmanager
+def ending(span: Span) -> Iterator[Span]:
+    """The span ends with this context. A cancellation marks it as cancelled, an error as failed."""
+    try:
+        yield span
+    except (asyncio.CancelledError, GeneratorExit):
+        span.set_attribute("skim.cancelled", True)
+        raise
+    except Exception as error:
+        fail(span, type(error).__name__)
+        raise
+    finally:
+        span.end()
+
+
+def add_part(parent: Span, name: str, begin_ms: float, end_ms: float) -> None:
+    """Add a child span that has already ended. Times: since the start of its parent."""
+    if parent.is_recording():
+        begin = moment(parent, max(begin_ms, 0.0))
+        child_span(parent, name, start_ns=begin).end(max(begin, moment(parent, end_ms)))
+
+
+def moment(span: Span, ms: float) -> int:
+    """The time so many milliseconds after the start of a span that is recorded, in nanoseconds since the epoch."""
+    return cast(int, cast(Any, span).start_time) + int(ms * 1e6)
+
+
+def now_ms(span: Span) -> float:
+    """Milliseconds since the start of a span that is recorded."""
+    return (time.time_ns() - moment(span, 0.0)) / 1e6
+
+
+def fail(span: Span, error: str) -> None:
+    """Mark the span as failed. error: the name of an error class; a message might quote the client's text."""
+    span.set_attribute("error.type", error)
+    span.set_status(StatusCode.ERROR)
+
+
+def headers_of(span: Span) -> dict[str, str] | None:
+    """TRACE_HEADERS for the next process; None if traces are off."""
+    headers: dict[str, str] = {}
+    _PROPAGATOR.inject(headers, set_span_in_context(span))
+    if headers and (request_id := _request_id(span)) is not None:
+        headers[REQUEST_ID] = request_id
+    return headers or None
+
+
+def _request_id(span: Span) -> str | None:
+    """The request id of a span; None for one that is not recorded."""
+    return (getattr(span, "attributes", None) or {}).get(_ID_ATTRIBUTE)
+
+
+def _resource(service_name: str) -> dict[str, str]:
+    """The resource attributes: in a Serve replica, a service name such as `skim-target` and the replica's id."""
+    from ray import serve
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        replica = serve.get_replica_context()
+    except RayServeException:
+        return {"service.name": service_name}
+    return {
+        "service.namespace": service_name,
+        "service.name": f"{service_name}-{replica.deployment}",
+        "service.instance.id": replica.replica_id.unique_id,
+    }

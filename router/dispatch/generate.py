@@ -5,7 +5,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from actors.observability.pool_spans import AnswerTally
+from opentelemetry.trace import SpanKind
+
+from actors.observability.spans import AnswerTally
+from actors.observability.tracing import child_span, ending, headers_of
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
 from router.admission.ticket import Ticket
 from router.dispatch.parts import Parts
@@ -26,7 +29,7 @@ async def generate(
     sent = time.perf_counter()
 
     def attempt(request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-        envelope = replace(request.envelope, timeout_ms=call.request.deadline.left_ms, trace=span.headers)
+        envelope = replace(request.envelope, timeout_ms=call.request.deadline.left_ms, trace=headers_of(span))
         return pools.generate(replace(request, envelope=envelope), outcome.admit)
 
     def moved(migration: Migration) -> None:
@@ -43,7 +46,7 @@ async def generate(
             parts.clients.began(prepared.size, outcome.seconds(prepared.started))
             _record_first(parts, prepared, outcome, kept, ticket, output, sent)
 
-    with parts.forecaster.sent(forecast, kept), call.span.child(GENERATE, "client") as span:
+    with parts.forecaster.sent(forecast, kept), ending(child_span(call.span, GENERATE, SpanKind.CLIENT)) as span:
         tally = AnswerTally(span, prepared.prompt.sampling)
         parts.admission.sent(ticket)
         try:

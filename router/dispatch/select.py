@@ -8,8 +8,10 @@ from http import HTTPStatus
 
 import numpy as np
 import numpy.typing as npt
+from opentelemetry.trace import SpanKind
 
-from actors.observability.pool_spans import note_selection
+from actors.observability.spans import note_selection
+from actors.observability.tracing import child_span, ending, headers_of
 from kv_transfer.layout import TextLayout
 from kv_transfer.limits import check_readable
 from kv_transfer.messages import Envelope, Selection, SelectRequest, SessionHandle
@@ -82,10 +84,10 @@ async def _ask(parts: Parts, prepared: Prepared, outcome: Outcome, ticket: Ticke
 
 async def _from_pool(parts: Parts, prepared: Prepared, outcome: Outcome) -> Selection:
     request = _request(prepared, outcome.call.request.deadline.left_ms)
-    with outcome.call.span.child(SELECT, "client") as span:
+    with ending(child_span(outcome.call.span, SELECT, SpanKind.CLIENT)) as span:
         try:
             async with asyncio.timeout(parts.settings.select_timeout_s):
-                envelope = replace(request.envelope, trace=span.headers)
+                envelope = replace(request.envelope, trace=headers_of(span))
                 sent = replace(request, envelope=envelope)
                 selection = await parts.pools.select(sent, outcome.admit, prepared.prompt.answers)
         except (asyncio.CancelledError, TimeoutError):

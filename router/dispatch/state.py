@@ -12,7 +12,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.observability.tracing import NO_SPAN, Span
+from opentelemetry.trace import INVALID_SPAN, Span
+
 from kv_transfer.messages import Selection
 from kv_transfer.options import SelectionOptions
 from kv_transfer.sampling_limits import check_reply_size
@@ -150,7 +151,7 @@ class CallState:
     """
 
     request: Request
-    span: Span = NO_SPAN
+    span: Span = INVALID_SPAN
     release_intake: Callable[[], None] = nothing
     chats: dict[str | None, ChatContents] = field(default_factory=dict)
     edits: list[dict[str, Any]] = field(default_factory=list)

@@ -7,12 +7,13 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from opentelemetry.trace import Span
 from starlette.datastructures import Headers
-from starlette.types import Message, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from actors.observability.metrics import Meter
-from actors.observability.pool_spans import AnswerTally
-from actors.observability.tracing import TRACE_HEADERS, Span, Tracer
+from actors.observability.spans import AnswerTally
+from actors.observability.tracing import TRACE_HEADERS, add_part, ending, fail, now_ms, server_span
 from router.decision.pool_time import Speeds
 from router.dispatch.state import CallState, Outcome
 from router.options.headers import TIMING_PARTS, TOTAL
@@ -86,20 +87,25 @@ class TracedRequest:
         self.span = span
         self.call: CallState | None = None
         self._status = 0
-        self._answered = False
+        self._answered = self._left = False
 
-    def watched(self, send: Send) -> Send:
-        """`send`, which also records the status and whether the response is complete."""
-        if not self.span.recording:
-            return send
+    def watched(self, receive: Receive, send: Send) -> tuple[Receive, Send]:
+        """Both, which also record the status, and whether the client leaves before the response is complete."""
+        if not self.span.is_recording():
+            return receive, send
 
-        async def watch(message: Message) -> None:
+        async def watch_receive() -> Message:
+            message = await receive()
+            self._left |= message["type"] == "http.disconnect" and not self._answered
+            return message
+
+        async def watch_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._status = message["status"]
             self._answered = message["type"] == "http.response.body" and not message.get("more_body")
             await send(message)
 
-        return watch
+        return watch_receive, watch_send
 
     def describe(self, scope: Scope, model: str) -> None:
         """Set the span's attributes. The route is the app's pattern, so that there are few different names."""
@@ -107,47 +113,48 @@ class TracedRequest:
         attributes: dict[str, str | int] = {"http.request.method": "POST"}
         if route is not None:
             attributes["http.route"] = route
-            self.span.rename(f"POST {route}")
+            self.span.update_name(f"POST {route}")
         if self._status:
             attributes["http.response.status_code"] = self._status
-        self.span.set(attributes)
-        if not self._answered:
-            self.span.set({"skim.cancelled": True})
+        self.span.set_attributes(attributes)
+        if self._left or not self._answered:
+            self.span.set_attribute("skim.cancelled", True)
         if self.call and self.call.prompts:
             operation = _OPERATIONS.get(str(route), "chat")
             names = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "skim", "gen_ai.request.model": model}
-            self.span.set({**names, **_summary(self.call.prompts)})
+            self.span.set_attributes({**names, **_summary(self.call.prompts)})
         error = self.call.error if self.call else None
         if error is not None and error.status >= 500:
-            self.span.fail(error.type)
+            fail(self.span, error.type)
         elif self._status >= 500:
-            self.span.fail(str(self._status))
+            fail(self.span, str(self._status))
 
 
 @contextmanager
-def traced_request(tracer: Tracer, model: str, scope: Scope) -> Iterator[TracedRequest]:
+def traced_request(model: str, scope: Scope) -> Iterator[TracedRequest]:
     """The span of the HTTP request `scope`, a child of the client's span if it has one. model: the served name."""
     headers = Headers(scope=scope)
-    with tracer.span("POST", {name: headers[name] for name in TRACE_HEADERS if name in headers}) as span:
+    trace = {name: headers[name] for name in TRACE_HEADERS if name in headers}
+    with ending(server_span("POST", trace)) as span:
         request = TracedRequest(span)
         try:
             yield request
         finally:
-            if span.recording:
+            if span.is_recording():
                 request.describe(scope, model)
 
 
 def note_tokenized(span: Span, prompt: Outcome) -> None:
     """Add the span of rendering and tokenizing the prompt: from the request's arrival until now."""
-    if span.recording:
-        now = span.now()
-        span.part(TOKENIZE, now - prompt.timings["tokenize"], now)
+    if span.is_recording():
+        now = now_ms(span)
+        add_part(span, TOKENIZE, now - prompt.timings["tokenize"], now)
 
 
 def note_prompt(span: Span, request_id: str, prompt: Outcome, answer: AnswerTally) -> None:
     """Set the attributes of one prompt. request_id: the engines' id."""
-    if span.recording:
-        span.set({"skim.engine_request_id": request_id, **_summary([prompt]), **answer.attributes()})
+    if span.is_recording():
+        span.set_attributes({"skim.engine_request_id": request_id, **_summary([prompt]), **answer.attributes()})
 
 
 def _summary(prompts: list[Outcome]) -> dict[str, str | int | float]:

@@ -9,7 +9,6 @@ import time
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.observability.tracing import NO_TRACER, Tracer
 from router.admission.api_keys import caller_of
 from router.admission.intake_lock import IntakeLock
 from router.admission.ticket import AdmissionRequest
@@ -33,7 +32,7 @@ _ADMITTED = ("/completions", "/responses", "/messages", "/select")
 
 
 class SkimMiddleware:
-    """tracer: starts each request's span, which names `model`. intake: each request passes it.
+    """model: the name that spans have. intake: each request passes it.
 
     What the dispatcher's admission refuses in any case is refused here, before it costs any time.
     """
@@ -44,12 +43,11 @@ class SkimMiddleware:
         dispatcher: Dispatcher,
         settings: RouterConfig,
         model: str = "",
-        tracer: Tracer = NO_TRACER,
         intake: IntakeLock | None = None,
     ) -> None:
         self.app = app
         self._dispatcher, self._settings = dispatcher, settings
-        self._tracer, self._model = tracer, model
+        self._model = model
         self._budget = BodyBudget()
         self._intake = intake or IntakeLock()
 
@@ -57,8 +55,8 @@ class SkimMiddleware:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
-        with traced_request(self._tracer, self._model, scope) as traced:
-            await self._answer(scope, receive, traced.watched(send), traced)
+        with traced_request(self._model, scope) as traced:
+            await self._answer(scope, *traced.watched(receive, send), traced)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, traced: TracedRequest) -> None:
         release_intake = nothing

@@ -29,7 +29,6 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.handlers.exception import exception_handler
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
-from actors.observability.tracing import NO_TRACER, Tracer
 from router.admission.api_keys import ApiKeys
 from router.admission.intake_lock import IntakeLock
 from router.dispatch.dispatcher import Dispatcher
@@ -74,7 +73,6 @@ async def build_openai_app(
     dispatcher: Dispatcher,
     model: ServedModel,
     settings: RouterConfig,
-    tracer: Tracer = NO_TRACER,
     intake: IntakeLock | None = None,
 ) -> FastAPI:
     """The HTTP app. intake: as in `SkimMiddleware`. Its `state.metrics` are its FrontMetrics.
@@ -107,7 +105,6 @@ async def build_openai_app(
             dispatcher=dispatcher,
             settings=settings,
             model=model.names[0],
-            tracer=tracer,
             intake=intake,
         )
     )

@@ -1,8 +1,8 @@
 """The router's whole HTTP app over mock engines in this process: no Ray, no weights."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +12,6 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from actors.observability.tracing import NO_TRACER, Span, Tracer
 from benchmarks.mock_engines.speculator import MockSpeculator
 from benchmarks.mock_engines.target import MockTarget
 from demo_models.documents import DemoDocument, make_document
@@ -90,22 +89,10 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-class SwitchedTracer:
-    """A tracer that records nothing until a test sets `tracer`."""
-
-    tracer: Tracer = NO_TRACER
-
-    def span(self, name: str, headers: Mapping[str, str] | None) -> AbstractContextManager[Span]:
-        return self.tracer.span(name, headers)
-
-    def close(self) -> None:
-        self.tracer.close()
-
-
 # Building the app takes seconds, so the whole session uses one app, in one event loop.
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def served() -> AsyncIterator[SimpleNamespace]:
-    """client: httpx client of the app. dispatcher: the app's; its `pools` can be replaced. switch: its tracer."""
+    """client: httpx client of the app. dispatcher: the app's; its `pools` can be replaced."""
     from router.vllm_front.app import ServedModel, build_openai_app
 
     defaults = PrefillOptions(enabled="always", min_prompt_tokens=MIN_PROMPT_TOKENS)
@@ -120,18 +107,16 @@ async def served() -> AsyncIterator[SimpleNamespace]:
         settings,
         LocalMeter(),
     )
-    switch = SwitchedTracer()
     folder = str(MODELS / "target")
     app = await build_openai_app(
         dispatcher,
         ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, {"dtype": "float32"}),
         settings,
-        switch,
     )
     dispatcher.log.add_routes(app)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
-        yield SimpleNamespace(client=client, app=app, dispatcher=dispatcher, switch=switch)
+        yield SimpleNamespace(client=client, app=app, dispatcher=dispatcher)
 
 
 @pytest.fixture

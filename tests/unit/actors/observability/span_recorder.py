@@ -4,18 +4,19 @@ from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
-from actors.observability.tracing import Tracer
-from actors.observability.tracing_otlp import provider
+from actors.observability import tracing
 
 
 class SpanRecorder(SpanProcessor):
-    """The recorded spans of one process. spans: ended spans, in the order of their ends. open: number of open spans."""
+    """The spans of this process, from now on. spans: ended spans, in the order of their ends. open: number of open
+    spans. Call `stop_traces` at the end.
+    """
 
     def __init__(self, sample_ratio: float = 1.0) -> None:
         self.spans: list[ReadableSpan] = []
         self.open = 0
         self.closed = False
-        self.tracer = Tracer(provider(self, sample_ratio))
+        tracing.record_spans(self, sample_ratio)
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:
         self.open += 1

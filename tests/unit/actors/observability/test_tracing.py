@@ -14,11 +14,17 @@ from ray.serve import context
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.context import ReplicaContext
 
-import actors.observability.tracing
-import actors.pool_actor
 import benchmarks.mock_engines.target
-from actors.observability.tracing import NO_SPAN, NO_TRACER, Tracer, create_tracer
-from actors.observability.tracing_otlp import provider
+from actors.observability import tracing
+from actors.observability.tracing import (
+    add_part,
+    child_span,
+    ending,
+    headers_of,
+    server_span,
+    start_traces,
+    stop_traces,
+)
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from benchmarks.mock_engines.target import MockTarget
@@ -42,28 +48,29 @@ def loaded_by(code):
 
 
 def test_off_imports_only_the_api_of_opentelemetry():
-    module = "from actors.observability.tracing import create_tracer; "
-    off = module + "tracer = create_tracer(None); tracer.span('a', {}).__enter__().child('b')"
-    assert (
-        loaded_by(off + "; import actors.observability.pool_spans, router.dispatch.telemetry; tracer.close()") == "[]"
-    )
-    on = module + "create_tracer(dict(endpoint='http://x', sample_ratio=1, service_name='s'))"
+    module = "from actors.observability.tracing import *; "
+    off = module + "start_traces(None); child_span(server_span('a', {}), 'b')"
+    assert loaded_by(off + "; import actors.observability.spans, router.dispatch.telemetry; stop_traces()") == "[]"
+    on = module + "start_traces(dict(endpoint='http://x', sample_ratio=1, service_name='s'))"
     assert "opentelemetry.exporter.otlp" in loaded_by(on), "the control"
 
 
 def test_off_is_nothing():
-    assert create_tracer(None) is NO_TRACER
-    with NO_TRACER.span("a", HEADERS) as span:
-        assert span is NO_SPAN
-        with span.child("b") as child:
-            assert child is NO_SPAN
-        span.set({"a": 1})
-        span.part("c", 0, 1)
-        assert (span.recording, span.headers) == (False, None)
+    assert start_traces(None) is False
+    with ending(server_span("a", HEADERS)) as span:
+        with ending(child_span(span, "b")) as child:
+            assert child is span
+        add_part(span, "c", 0, 1)
+        assert (span.is_recording(), headers_of(span)) == (False, None)
 
 
-async def target(monkeypatch, recorder, **options):
-    monkeypatch.setattr(actors.pool_actor, "create_tracer", lambda settings: recorder.tracer)
+@pytest.fixture
+def recorder():
+    yield SpanRecorder()
+    stop_traces()
+
+
+async def target(**options):
     actor = TargetActor.__new__(TargetActor)
     await actor.__init__(mock_settings("target", options))
     return actor
@@ -78,22 +85,18 @@ async def outputs(actor, request):
     return [decode(reply, GenerateOutput) async for reply in actor.generate(encode(request)) if reply]
 
 
-async def test_both_legs_of_a_split_target(monkeypatch):
-    processes = {role: SpanRecorder() for role in ("prefill", "decode")}
-    legs = {role: await target(monkeypatch, recorder, kv_role=role) for role, recorder in processes.items()}
+async def test_both_legs_of_a_split_target(recorder):
+    legs = {role: await target(kv_role=role) for role in ("prefill", "decode")}
     told = await outputs(legs["prefill"], request(prefill_only=True, sampling={"max_tokens": 1}))
     await outputs(legs["decode"], request(kv_blocks=told[-1].kv_blocks))
-    first, second = (
-        processes["prefill"].named("skim.target.prefill_leg"),
-        processes["decode"].named("skim.target.decode_leg"),
-    )
+    first, second = (recorder.named(f"skim.target.{leg}_leg") for leg in ("prefill", "decode"))
     assert first.parent == second.parent
     assert (first.attributes["skim.cached_tokens"], second.attributes["skim.cached_tokens"]) == (0, IDS.size)
-    assert {span.attributes["skim.request_id"] for r in processes.values() for span in r.spans} == {"r-1"}
+    assert {span.attributes["skim.request_id"] for span in recorder.spans} == {"r-1"}
 
 
 @pytest.mark.parametrize("endpoint", [{"otlp_traces_endpoint": "http://collector:4317"}, {}])
-async def test_the_engines_own_spans_are_below_ours(monkeypatch, endpoint):
+async def test_the_engines_own_spans_are_below_ours(monkeypatch, recorder, endpoint):
     class Engine(MockTarget):
         def __init__(self, model, *, otlp_traces_endpoint=None, **options):
             super().__init__(model, **options)
@@ -103,9 +106,9 @@ async def test_the_engines_own_spans_are_below_ours(monkeypatch, endpoint):
             async for output in super().generate(request):
                 yield output
 
-    given, recorder = [], SpanRecorder()
+    given = []
     monkeypatch.setattr(benchmarks.mock_engines.target, "MockTarget", Engine)
-    actor = await target(monkeypatch, recorder, **endpoint)
+    actor = await target(**endpoint)
     await outputs(actor, request(engine_args={"reasoning_ended": True}))
     await outputs(actor, request(envelope=Envelope()))
     ours = recorder.named("skim.target.generate").context
@@ -115,15 +118,13 @@ async def test_the_engines_own_spans_are_below_ours(monkeypatch, endpoint):
     assert given[1] == {}
 
 
-async def test_a_request_that_nobody_traces_gets_no_span(monkeypatch):
-    recorder = SpanRecorder()
-    assert len(await outputs(await target(monkeypatch, recorder), request(envelope=Envelope()))) == 3
+async def test_a_request_that_nobody_traces_gets_no_span(recorder):
+    assert len(await outputs(await target(), request(envelope=Envelope()))) == 3
     assert recorder.spans == []
 
 
-async def test_an_error_tells_its_class_alone(monkeypatch):
-    recorder = SpanRecorder()
-    actor = await target(monkeypatch, recorder)
+async def test_an_error_tells_its_class_alone(recorder):
+    actor = await target()
     long = KeptPrompt.dense(np.arange(10**6, dtype=np.int32))
     with pytest.raises(SkimError):
         await outputs(actor, GenerateRequest("r", long, {"max_tokens": 3}, envelope=Envelope(HEADERS)))
@@ -132,9 +133,8 @@ async def test_an_error_tells_its_class_alone(monkeypatch):
     assert (span.status.description, span.events) == (None, ())
 
 
-async def drafting(monkeypatch, recorder):
+async def drafting(monkeypatch):
     """A speculator with one session. The address of its draft server is not used."""
-    monkeypatch.setattr(actors.pool_actor, "create_tracer", lambda settings: recorder.tracer)
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     actor = SpeculatorActor.__new__(SpeculatorActor)
     await actor.__init__(mock_settings("speculator"), {})
@@ -144,9 +144,8 @@ async def drafting(monkeypatch, recorder):
     return actor, decode(reply, Selection).kept.look_ahead_tokens
 
 
-async def test_a_session_is_a_span_with_its_counts(monkeypatch):
-    recorder = SpanRecorder()
-    actor, look_ahead = await drafting(monkeypatch, recorder)
+async def test_a_session_is_a_span_with_its_counts(monkeypatch, recorder):
+    actor, look_ahead = await drafting(monkeypatch)
     assert recorder.open == 1
 
     async def tell(position, tokens):
@@ -167,21 +166,21 @@ async def test_a_session_is_a_span_with_its_counts(monkeypatch):
     assert span.parent == recorder.named("skim.speculator.select").parent
 
 
-async def test_a_replica_that_stops_ends_its_sessions_spans(monkeypatch):
-    recorder = SpanRecorder()
-    actor, _ = await drafting(monkeypatch, recorder)
-    actor._draft_spans.begin("s", HEADERS)  # an id that is used twice
-    assert recorder.open == 1
+async def test_a_replica_that_stops_ends_its_sessions_spans(monkeypatch, recorder):
+    actor, _ = await drafting(monkeypatch)
+    actor._traced = True
     actor.__del__()
+    actor._traced = False
     assert (recorder.open, recorder.closed) == (0, True)
     await actor._server.stop()
 
 
-async def test_a_replica_that_stops_sends_what_it_has(monkeypatch):
-    recorder = SpanRecorder()
-    actor = await target(monkeypatch, recorder)
+async def test_a_replica_that_stops_sends_what_it_has(recorder):
+    actor = await target()
     await outputs(actor, request())
+    actor._traced = True
     actor.__del__()
+    actor._traced = False
     assert recorder.closed
 
 
@@ -194,14 +193,13 @@ def dead_collector():
 
 async def test_a_collector_that_never_answers_is_not_waited_for(monkeypatch, dead_collector):
     """While the exporter hangs, requests are served and the replica can stop."""
-    monkeypatch.setattr(actors.observability.tracing, "CLOSE_S", 0.2)
+    monkeypatch.setattr(tracing, "CLOSE_S", 0.2)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "3")
-    tracer = create_tracer({"endpoint": dead_collector, "sample_ratio": 1.0, "service_name": "skim"})
-    monkeypatch.setattr(actors.pool_actor, "create_tracer", lambda settings: tracer)
     actor = TargetActor.__new__(TargetActor)
-    await actor.__init__(mock_settings("target"))
+    traces = {"endpoint": dead_collector, "sample_ratio": 1.0, "service_name": "skim"}
+    await actor.__init__(mock_settings("target").model_copy(update={"traces": traces}))
     assert len(await outputs(actor, request())) == 3
-    tracer.close()
+    stop_traces()
     assert [thread for thread in threading.enumerate() if "OtelBatch" in thread.name], "it hangs, as it is to"
     assert all(thread.daemon for thread in threading.enumerate() if "OtelBatch" in thread.name)
     assert len(await outputs(actor, request())) == 3
@@ -215,13 +213,12 @@ def test_a_full_queue_loses_spans_not_requests():
             return super().export(spans)
 
     going, let_go, exporter = threading.Event(), threading.Event(), Stuck()
-    tracer = Tracer(provider(BatchSpanProcessor(exporter, max_queue_size=2, max_export_batch_size=1)))
+    tracing.record_spans(BatchSpanProcessor(exporter, max_queue_size=2, max_export_batch_size=1))
     for i in range(50):
-        with tracer.span(f"a{i}", HEADERS):
-            pass
+        server_span(f"a{i}", HEADERS).end()
         going.wait()
     let_go.set()
-    tracer.close()
+    stop_traces()
     assert [span.name for span in exporter.get_finished_spans()] == ["a0", "a48", "a49"]
 
 
@@ -229,23 +226,11 @@ def test_a_collector_gets_the_spans_and_who_made_them(monkeypatch):
     replica = ReplicaContext(ReplicaID("r1", DeploymentID("target", "skim")), None, None, None, 1)
     monkeypatch.setattr(context, "_INTERNAL_REPLICA_CONTEXT", replica)
     with otlp_receiver() as receiver:
-        tracer = create_tracer({"endpoint": receiver.url + "/", "sample_ratio": 1.0, "service_name": "mine"})
-        with tracer.span("a", HEADERS) as span:
-            span.set({"skim.kept_tokens": 3})
-        tracer.close()
+        start_traces({"endpoint": receiver.url + "/", "sample_ratio": 1.0, "service_name": "mine"})
+        with ending(server_span("a", HEADERS)) as span:
+            span.set_attribute("skim.kept_tokens", 3)
+        stop_traces()
     [received] = receiver.spans
     assert (received.name, received.service, received.instance) == ("a", "mine-target", "r1")
     assert f"00-{received.trace_id}-{received.parent_id}-01" == HEADERS["traceparent"]
     assert received.attributes == {"skim.kept_tokens": 3, "skim.request_id": "r-1"}
-
-
-def test_a_span_lasts_as_long_as_it_did_though_the_clock_is_set_meanwhile(monkeypatch):
-    recorder, hour_ns = SpanRecorder(), 3600 * 10**9
-    wall = actors.observability.tracing.time.time_ns
-    with recorder.tracer.span("a", HEADERS) as span:
-        for by in (-hour_ns, hour_ns):
-            monkeypatch.setattr(actors.observability.tracing.time, "time_ns", lambda by=by: wall() + by)
-            with span.child(f"child {by}"):
-                assert 0 <= span.now() < 60_000
-    whole, *children = (recorder.named(name) for name in ("a", f"child {-hour_ns}", f"child {hour_ns}"))
-    assert all(whole.start_time <= child.start_time <= child.end_time <= whole.end_time for child in children)

@@ -1,4 +1,4 @@
-"""Spans of one request through the router and two actors. All run in this process, but each has its own tracer."""
+"""Spans of one request through the router and two actors, which run in this process."""
 
 import asyncio
 from contextlib import aclosing
@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 import pytest_asyncio
 
-import actors.pool_actor
+from actors.observability.tracing import child_span, ending, stop_traces
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from kv_transfer.codec import decode, encode
@@ -62,54 +62,39 @@ class ActorPools:
         return 1.0
 
 
-class Processes:
-    """The spans that router, speculator and target recorded."""
-
-    def __init__(self, sample_ratio=1.0):
-        self.router = SpanRecorder(sample_ratio)
-        self.speculator, self.target = SpanRecorder(), SpanRecorder()
-
-    @property
-    def all(self):
-        return [*self.router.spans, *self.speculator.spans, *self.target.spans]
-
-    @property
-    def open(self):
-        return self.router.open + self.speculator.open + self.target.open
-
-
 @pytest_asyncio.fixture(loop_scope="session")
-async def traced(served, monkeypatch):
-    """`await traced(speculator={...}, target={...})`: traces requests to these mocks; gives the Processes."""
+async def traced(served):
+    """`await traced(speculator={...}, target={...})`: records the spans of requests to these mocks."""
     before = served.dispatcher.pools
 
     async def use(speculator=None, target=None, sample_ratio=1.0):
-        processes = Processes(sample_ratio)
         made = []
         for actor, options in ((SpeculatorActor, speculator), (TargetActor, target)):
             folder = "speculator" if actor is SpeculatorActor else "target"
-            tracer = getattr(processes, folder).tracer
-            monkeypatch.setattr(actors.pool_actor, "create_tracer", lambda settings, tracer=tracer: tracer)
             one = actor.__new__(actor)
             await one.__init__(mock_settings(folder, {"max_model_len": MAX_MODEL_LEN, **(options or {})}))
             made.append(one)
         served.dispatcher.pools = await ActorPools(*made).connect()
-        served.switch.tracer = processes.router.tracer
-        return processes
+        return SpanRecorder(sample_ratio)
 
     yield use
     served.dispatcher.pools = before
-    del served.switch.tracer
+    stop_traces()
+
+
+@pytest.fixture
+def recorder():
+    yield SpanRecorder()
+    stop_traces()
 
 
 async def test_one_trace_goes_through_all_three(served, traced, document):
-    processes = await traced(target={"prefill_ms": 20.0, "decode_ms": 2.0})
+    recorder = await traced(target={"prefill_ms": 20.0, "decode_ms": 2.0})
     headers = {"traceparent": SAMPLED, "tracestate": "vendor=1", "x-request-id": "the-clients-own"}
     body = request_body("/v1/chat/completions", document, max_tokens=5, **KEEP)
     response = await served.client.post("/v1/chat/completions", json=body, headers=headers)
     assert response.status_code == 200
-    router, speculator, target = processes.router, processes.speculator, processes.target
-    request = router.named("POST /v1/chat/completions")
+    request = recorder.named("POST /v1/chat/completions")
     assert (f"{request.parent.trace_id:x}".zfill(32), f"{request.parent.span_id:x}") == (TRACE, CLIENTS_SPAN)
     parents = {
         "skim.router.tokenize": request.name,
@@ -124,24 +109,22 @@ async def test_one_trace_goes_through_all_three(served, traced, document):
         "skim.target.prefill": "skim.target.generate",
         "skim.target.decode": "skim.target.generate",
     }
-    found = {span.name: parent_of(span, processes.all) for span in processes.all}
+    found = {span.name: parent_of(span, recorder.spans) for span in recorder.spans}
     assert {name: parent and parent.name for name, parent in found.items()} == {request.name: None, **parents}
-    assert {name.split(".")[1] for name in speculator.names()} == {"speculator"}
-    assert {name.split(".")[1] for name in target.names()} == {"target"}
-    assert {span.attributes["skim.request_id"] for span in processes.all} == {"the-clients-own"}
-    assert {span.context.trace_state.get("vendor") for span in processes.all} == {"1"}
-    assert processes.open == 0
-    for span in processes.all:
+    assert {span.attributes["skim.request_id"] for span in recorder.spans} == {"the-clients-own"}
+    assert {span.context.trace_state.get("vendor") for span in recorder.spans} == {"1"}
+    assert recorder.open == 0
+    for span in recorder.spans:
         assert span.status.is_unset
         assert span.end_time >= span.start_time
 
 
 async def test_what_the_spans_say(served, traced, document):
-    processes = await traced(target={"prefill_ms": 20.0, "decode_ms": 2.0})
+    recorder = await traced(target={"prefill_ms": 20.0, "decode_ms": 2.0})
     body = request_body("/v1/chat/completions", document, max_tokens=5, **KEEP)
     response = await served.client.post("/v1/chat/completions", json=body)
     kept = int(response.headers["x-skim-kept-tokens"])
-    request = processes.router.named("POST /v1/chat/completions").attributes
+    request = recorder.named("POST /v1/chat/completions").attributes
     assert request["http.route"] == "/v1/chat/completions"
     assert request["http.response.status_code"] == 200
     assert request["gen_ai.operation.name"] == "chat"
@@ -151,107 +134,107 @@ async def test_what_the_spans_say(served, traced, document):
     assert (request["skim.mode"], request["skim.reason"]) == ("speculative", "requested")
     assert request["skim.kept_tokens"] == kept
     assert request["skim.keep_rate"] == pytest.approx(kept / document.prompt_tokens)
-    select = processes.speculator.named("skim.speculator.select").attributes
+    select = recorder.named("skim.speculator.select").attributes
     assert (select["gen_ai.usage.input_tokens"], select["skim.kept_tokens"]) == (document.prompt_tokens, kept)
     assert select["gen_ai.request.model"] == "speculator"
-    generate = processes.target.named("skim.target.generate")
+    generate = recorder.named("skim.target.generate")
     assert generate.attributes["gen_ai.usage.input_tokens"] == kept
     assert generate.attributes["gen_ai.usage.output_tokens"] == 5
     assert generate.attributes["gen_ai.response.finish_reasons"] == ("length",)
     assert generate.attributes["skim.engine_request_id"].startswith(response.json()["id"] + "~")
     [first_token] = generate.events
-    prefill, decoding = (processes.target.named(f"skim.target.{part}") for part in ("prefill", "decode"))
+    prefill, decoding = (recorder.named(f"skim.target.{part}") for part in ("prefill", "decode"))
     document = (ROOT / "docs" / "observability.md").read_text()
-    assert {key for span in processes.all for key in span.attributes if f"`{key}`" not in document} == set()
+    assert {key for span in recorder.spans for key in span.attributes if f"`{key}`" not in document} == set()
     assert prefill.start_time + 20_000_000 == prefill.end_time == first_token.timestamp == decoding.start_time
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ENDPOINTS)
 async def test_tokens_are_counted_on_every_endpoint(served, traced, document, path, stream):
-    processes = await traced()
+    recorder = await traced()
     body = request_body(path, document, max_tokens=5, stream=stream)
     assert (await served.client.post(path, json=body)).status_code == 200
-    request = processes.router.named(f"POST {path}").attributes
+    request = recorder.named(f"POST {path}").attributes
     assert request["gen_ai.usage.output_tokens"] == 5
     assert "skim.cancelled" not in request
     assert request["gen_ai.operation.name"] == ("text_completion" if path == "/v1/completions" else "chat")
-    assert processes.open == 0
+    assert recorder.open == 0
 
 
 async def test_a_selection_without_an_answer_is_traced(served, traced, document):
-    processes = await traced()
+    recorder = await traced()
     body = {"text": document.document, "question": document.question}
     assert (await served.client.post("/v1/select", json=body)).status_code == 200
-    request = processes.router.named("POST /v1/select").attributes
+    request = recorder.named("POST /v1/select").attributes
     assert request["gen_ai.operation.name"] == "select"
     assert (request["skim.reason"], request["gen_ai.usage.output_tokens"]) == ("selection-only", 0)
-    assert processes.router.named("skim.router.select").parent.span_id is not None
-    assert processes.open == 0
+    assert recorder.named("skim.router.select").parent.span_id is not None
+    assert recorder.open == 0
 
 
 async def test_several_prompts_of_one_request(served, traced, document):
-    processes = await traced()
+    recorder = await traced()
     body = request_body("/v1/completions", document, n=2, prompt=[document.prompt, "short"], **KEEP)
     assert (await served.client.post("/v1/completions", json=body)).status_code == 200
-    request = processes.router.named("POST /v1/completions").attributes
+    request = recorder.named("POST /v1/completions").attributes
     assert (request["skim.mode"], request["skim.reason"]) == ("dense, speculative", "requested, short-prompt")
     assert request["gen_ai.usage.output_tokens"] == 2 * 2 * 4
-    assert processes.router.names().count("skim.router.generate") == 2
-    assert processes.router.names().count("skim.router.select") == 1
+    assert recorder.names().count("skim.router.generate") == 2
+    assert recorder.names().count("skim.router.select") == 1
 
 
 async def test_no_text_is_in_a_span(served, traced, document):
     """Covers good requests, refused requests and failing engines. The control: counts and names are found."""
-    processes = await traced(speculator={"fail_every": 2}, target={"fail_before_first": 1})
+    recorder = await traced(speculator={"fail_every": 2}, target={"fail_before_first": 1})
     for path in ENDPOINTS:
         body = request_body(path, document)
         broken = [{**body, "temperature": document.document}, {**body, "speculative_prefill": {"keep_rate": "kettle"}}]
         for one in (body, {**body, "stream": True}, {**body, "max_tokens": 10**6}, *broken):
             await served.client.post(path, json=one)
-    told = " ".join(f"{s.to_json()} {s.resource.to_json()}" for s in processes.all)
+    told = " ".join(f"{s.to_json()} {s.resource.to_json()}" for s in recorder.spans)
     assert "skim.target.decode" in told
     assert '"gen_ai.usage.input_tokens"' in told
     assert [word for word in set(document.document.split()) if len(word) > 5 and word in told] == []
     answers = served.dispatcher.pools._target._engine._tokenizer
     assert answers.decode([1, 2]) not in told
-    assert processes.open == 0
+    assert recorder.open == 0
 
 
 async def test_a_failed_selection_is_an_error_of_its_spans_alone(served, traced, document):
-    processes = await traced(speculator={"fail_every": 1})
+    recorder = await traced(speculator={"fail_every": 1})
     body = request_body("/v1/chat/completions", document, **KEEP)
     assert (await served.client.post("/v1/chat/completions", json=body)).status_code == 200
-    for span in (processes.router.named("skim.router.select"), processes.speculator.named("skim.speculator.select")):
+    for span in (recorder.named("skim.router.select"), recorder.named("skim.speculator.select")):
         assert not span.status.is_ok
         assert not span.status.is_unset
         assert span.status.description is None
         assert span.attributes["error.type"] == "EngineUnavailableError"
-    request = processes.router.named("POST /v1/chat/completions")
+    request = recorder.named("POST /v1/chat/completions")
     assert request.status.is_unset
     assert (request.attributes["skim.mode"], request.attributes["skim.reason"]) == ("dense", "speculator-error")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_failed_answer_is_an_error_of_the_request(served, traced, document, stream):
-    processes = await traced(target={"fail_before_first": 1})
+    recorder = await traced(target={"fail_before_first": 1})
     body = request_body("/v1/chat/completions", document, stream=stream)
     assert (await served.client.post("/v1/chat/completions", json=body)).status_code == 503
-    errors = {span.name: span.attributes["error.type"] for span in processes.all if span.status.status_code.value == 2}
+    errors = {span.name: span.attributes["error.type"] for span in recorder.spans if span.status.status_code.value == 2}
     assert errors == {
         "POST /v1/chat/completions": "ServiceUnavailableError",
         "skim.router.generate": EngineUnavailableError.__name__,
         "skim.target.generate": EngineUnavailableError.__name__,
     }
-    assert processes.router.named("POST /v1/chat/completions").attributes["http.response.status_code"] == 503
-    assert processes.open == 0
+    assert recorder.named("POST /v1/chat/completions").attributes["http.response.status_code"] == 503
+    assert recorder.open == 0
 
 
 async def test_a_refused_request_is_no_error_of_the_server(served, traced, document):
-    processes = await traced()
+    recorder = await traced()
     body = request_body("/v1/chat/completions", document, speculative_prefill={"keep_rate": 7})
     await served.client.post("/v1/chat/completions", json=body)
-    [span] = processes.all
+    [span] = recorder.spans
     assert span.name == "POST", "the request was refused before it had a route"
     assert span.attributes["http.response.status_code"] == 400
     assert span.status.is_unset
@@ -267,33 +250,32 @@ async def test_a_refused_request_is_no_error_of_the_server(served, traced, docum
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_hangs_up_ends_its_spans(served, traced, document, speculator, target, open_span, stream):
-    processes = await traced(speculator=speculator, target=target)
+    recorder = await traced(speculator=speculator, target=target)
     pools = served.dispatcher.pools
     engine = (pools._speculator if speculator else pools._target)._engine
     leave = asyncio.Event()
     path = "/v1/chat/completions"
     call = asyncio.create_task(served.app(*raw_call(request_body(path, document, stream=stream, **KEEP), path, leave)))
     await until(lambda: engine.running)
-    assert processes.open > 0
+    assert recorder.open > 0
     leave.set()
     await asyncio.wait_for(call, 30)
-    await until(lambda: processes.open == 0)
+    await until(lambda: recorder.open == 0)
     step = open_span.split(".")[-1]
     names = [f"POST {path}", f"skim.router.{step}", open_span]
-    ended = {span.name: span for span in processes.all}
+    ended = {span.name: span for span in recorder.spans}
     assert [ended[name].attributes.get("skim.cancelled") for name in names] == [True] * 3
-    assert all(span.status.is_unset for span in processes.all)
+    assert all(span.status.is_unset for span in recorder.spans)
 
 
-async def test_a_request_that_serve_cancels_ends_its_spans(document):
+async def test_a_request_that_serve_cancels_ends_its_spans(recorder):
     """Serve cancels the task in which the app runs."""
 
     async def app(scope, receive, send):
-        with CURRENT.get().span.child("below"):
+        with ending(child_span(CURRENT.get().span, "below")):
             await asyncio.sleep(600)
 
-    recorder = SpanRecorder()
-    traced = middleware(app, model="m", tracer=recorder.tracer)
+    traced = middleware(app, model="m")
     task = asyncio.create_task(traced(*raw_call({})))
     await until(lambda: recorder.open == 2)
     task.cancel()
@@ -303,24 +285,24 @@ async def test_a_request_that_serve_cancels_ends_its_spans(document):
 
 
 async def test_the_clients_choice_of_sampling_holds_everywhere(served, traced, document):
-    processes = await traced()
+    recorder = await traced()
     body = request_body("/v1/chat/completions", document, **KEEP)
     await served.client.post("/v1/chat/completions", json=body, headers={"traceparent": NOT_SAMPLED})
-    assert processes.all == []
-    processes = await traced(sample_ratio=0.0)
+    assert recorder.spans == []
+    recorder = await traced(sample_ratio=0.0)
     await served.client.post("/v1/chat/completions", json=body)
-    assert processes.all == [], "the pools sample what the router samples"
+    assert recorder.spans == [], "the pools sample what the router samples"
     await served.client.post("/v1/chat/completions", json=body, headers={"traceparent": SAMPLED})
-    assert len(processes.all) == 12
+    assert len(recorder.spans) == 12
 
 
 @pytest.mark.parametrize("header", ["nonsense", "00-0-0-01", f"ff-{TRACE}-{CLIENTS_SPAN}-01", "\xe9"])
 async def test_a_malformed_header_begins_a_trace(served, traced, document, header):
-    processes = await traced()
+    recorder = await traced()
     body = request_body("/v1/chat/completions", document)
     headers = {"traceparent": header.encode("latin-1")}
     assert (await served.client.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
-    assert processes.router.named("POST /v1/chat/completions").parent is None
+    assert recorder.named("POST /v1/chat/completions").parent is None
 
 
 async def test_where_traces_are_off_nothing_crosses(client, pools, document):
@@ -329,13 +311,12 @@ async def test_where_traces_are_off_nothing_crosses(client, pools, document):
     assert [request.envelope.trace for request in (*pools.selects, *pools.generates)] == [None, None]
 
 
-async def test_a_route_that_answers_no_prompt():
+async def test_a_route_that_answers_no_prompt(recorder):
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 500, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    recorder = SpanRecorder()
-    traced = middleware(app, model="m", tracer=recorder.tracer)
+    traced = middleware(app, model="m")
     await traced(*raw_call({}, "/secret-path"))
     [span] = recorder.spans
     assert (span.name, span.attributes["error.type"]) == ("POST", "500")
