@@ -21,7 +21,6 @@ from kv_transfer.messages import ACCEPTED, GenerateRequest
 from kv_transfer.reply_pieces import pieces
 from skim_common.deadline import Deadline
 from target_service.engine import TargetEngine, create_engine
-from target_service.joined_outputs import joined
 from target_service.start_probe import CANDIDATES, find_failure
 
 logger = logging.getLogger(__name__)
@@ -69,9 +68,8 @@ class TargetActor(PoolActor):
             with answer_span(request, self._engine.info) as answer:
                 if self._engine_traces and (headers := headers_of(answer.span)):
                     request = replace(request, engine_args={**request.engine_args, "trace_headers": headers})
-                stream = joined(self._engine.generate(request), request.interval_ms, deadline=deadline)
-                async with aclosing(self._draining.each(stream)) as outputs:
-                    async for output in outputs:
+                async with aclosing(self._draining.each(self._engine.generate(request))) as outputs:
+                    while (output := await deadline.next(outputs)) is not None:
                         answer.add(output)
                         for piece in pieces(output):
                             yield encode(piece)

@@ -211,7 +211,6 @@ class GenerateRequest:
     KV blocks are (`GenerateOutput.kv_blocks`). The decode leg gets these kv_blocks and produces the answer.
     answered: the last `answered` tokens of the prompt are the start of the answer, which the client already has. They
     count as output tokens for sampling and for max_tokens. The outputs hold only what follows them.
-    interval_ms: at least so many milliseconds between two outputs; tokens that come sooner travel with the next ones.
     scored: the first output has the log probabilities of so many last tokens of a dense prompt. Unlike for
     `prompt_logprobs`, the prefix cache is used.
     """
@@ -227,7 +226,6 @@ class GenerateRequest:
     kv_blocks: Mapping[str, Any] | None = None
     envelope: Envelope = field(default_factory=Envelope)
     answered: int = 0
-    interval_ms: float = 0.0
     scored: int = 0
 
     def __post_init__(self) -> None:

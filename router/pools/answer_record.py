@@ -4,8 +4,9 @@ It also tells what the caches hold after the answer. The engine is always asked 
 that the client asked for are made here.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -21,10 +22,17 @@ from kv_transfer.messages import (
 )
 
 STREAM_INTERVAL = 16
-"""Tokens per message of an answer that the client gets as a whole (vllm.SamplingParams.stream_interval)."""
+"""Tokens per message of an answer that the client gets as a whole."""
 
 MAX_TOGETHER = 256
 """With more log probabilities a token (-1: all), tokens travel one by one: a message has a limit."""
+
+
+def in_larger_messages(sampling: Mapping[str, Any], tokens: int) -> Mapping[str, Any]:
+    """These sampling parameters, with at least so many tokens in each message but the first and the last."""
+    tokens = max(tokens, sampling.get("stream_interval") or 1)
+    few = 0 <= (sampling.get("logprobs") or 0) <= MAX_TOGETHER
+    return {**sampling, "stream_interval": tokens} if few and tokens > 1 else sampling
 
 
 @dataclass(slots=True)
@@ -60,9 +68,10 @@ class AnswerRecord:
         self._continues = False
         self.asked = request
         if self._kind != DELTA:
-            few = 0 <= (request.sampling.get("logprobs") or 0) <= MAX_TOGETHER
-            interval = {"stream_interval": STREAM_INTERVAL} if self._kind == FINAL_ONLY and few else {}
-            self.asked = replace(request, sampling={**request.sampling, "output_kind": DELTA, **interval})
+            sampling = {**request.sampling, "output_kind": DELTA}
+            if self._kind == FINAL_ONLY:
+                sampling = in_larger_messages(sampling, STREAM_INTERVAL)
+            self.asked = replace(request, sampling=sampling)
 
     @property
     def begun(self) -> bool:

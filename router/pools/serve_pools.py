@@ -36,7 +36,7 @@ from kv_transfer.messages import (
 from kv_transfer.reply_pieces import PieceJoiner
 from router.admission.intake_lock import IntakeLock
 from router.pools.affinity_router import by_prefix, where
-from router.pools.answer_record import AnswerRecord
+from router.pools.answer_record import AnswerRecord, in_larger_messages
 from router.pools.availability import ColdStart, PoolDownError, PoolStates
 from router.pools.interface import Admitted, Problem, unwatched
 from router.pools.migration import ReplicaLostError, migrate
@@ -59,9 +59,10 @@ WAKE_AFTER_S = 1.0
 
 MESSAGE_MS = 0.4
 """About the CPU time that one message of an answer takes in a router."""
-MIN_INTERVAL_MS = 5.0
-"""Tokens that come faster share a message: nobody reads so fast."""
-MAX_INTERVAL_MS = 100.0
+TOKEN_MS = 10.0
+"""About the time between two tokens of an answer."""
+MAX_TOKENS = 10
+"""Of a message of an answer that is streamed."""
 
 
 class ServePools:
@@ -244,7 +245,7 @@ class ServePools:
         self, pool: str, request: GenerateRequest, admitted: Admitted
     ) -> AsyncGenerator[GenerateOutput, None]:
         """The outputs of one replica of the pool."""
-        request = replace(request, interval_ms=self._interval_ms())
+        request = replace(request, sampling=in_larger_messages(request.sampling, self._message_tokens()))
         response = _preferring(self._streaming[pool], "generate", request).remote(encode(request))
         self._running += 1
         accepted = False
@@ -273,10 +274,10 @@ class ServePools:
             self._running -= 1
             response.cancel()
 
-    def _interval_ms(self) -> float:
+    def _message_tokens(self) -> int:
         """All answers, also those that come next, then send one message in MESSAGE_MS: one event loop can take it."""
         crowd = self._running + self._intake.waiting
-        return max(MIN_INTERVAL_MS, min(MESSAGE_MS * crowd, MAX_INTERVAL_MS))
+        return min(int(MESSAGE_MS * crowd / TOKEN_MS), MAX_TOKENS)
 
     async def _admitted(self, response: DeploymentResponseGenerator) -> None:
         """Wait until a replica confirms that it has the request. A pool without replicas must not hold it forever."""

@@ -1,16 +1,22 @@
 """The log probabilities of a prompt travel in pieces, and arrive as they were."""
 
+import numpy as np
 import pytest
 
 from kv_transfer.codec import decode, encode
-from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
+from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
 from kv_transfer.reply_pieces import PIECE_LOGPROBS, PieceJoiner, pieces
 from tests.unit.actors.mock_actors import replies, target
-from tests.unit.target_service.test_joined_outputs import output
 
 EACH = 21
 IDS = list(range(2, 402)) * 60
 """24,000 tokens: with 21 candidates each, the most that one reply may have."""
+
+
+def output(token, end=None, **fields):
+    return GenerateOutput(
+        [Completion(0, "", np.array([token], np.int32), finish_reason=end)], end is not None, **fields
+    )
 
 
 def told(positions):

@@ -15,7 +15,7 @@ from kv_transfer.messages import ACCEPTED, GenerateRequest, SessionHandle
 from router.admission.intake_lock import IntakeLock
 from router.pools.affinity_router import where
 from router.pools.migration import ReplicaLostError
-from router.pools.serve_pools import MAX_INTERVAL_MS, MESSAGE_MS, MIN_INTERVAL_MS
+from router.pools.serve_pools import MAX_TOKENS, MESSAGE_MS, TOKEN_MS
 from skim_common.errors import EngineUnavailableError, HandoverError, InvalidRequestError, WireError
 from skim_common.models.info import ModelInfo
 from tests.unit.router.conftest import until
@@ -30,14 +30,12 @@ from tests.unit.router.serve_handles import (
     texts,
 )
 
-ALONE = replace(REQUEST, interval_ms=MIN_INTERVAL_MS)
-
 
 async def test_outputs_come_through_as_they_were_sent():
     pools, _, target = serve_pools(target=[Reply(*GOOD)])
     assert target.streams
     assert await texts(pools) == ["a", "b"]
-    assert target.payloads == [encode(ALONE)]
+    assert target.payloads == [encode(REQUEST)]
 
 
 async def test_the_more_answers_run_the_fewer_messages_each_is_asked_for():
@@ -45,25 +43,25 @@ async def test_the_more_answers_run_the_fewer_messages_each_is_asked_for():
     answers = [pools.generate(REQUEST) for _ in range(300)]
     for answer in answers:
         await anext(answer)
-    asked = [decode(payload, GenerateRequest).interval_ms for payload in target.payloads]
-    alone = int(MIN_INTERVAL_MS / MESSAGE_MS)
-    assert asked[: alone + 1] == [MIN_INTERVAL_MS] * (alone + 1)
-    assert asked[alone + 1 : alone + 3] == [MESSAGE_MS * (alone + 1), MESSAGE_MS * (alone + 2)]
-    assert asked[-1] == MAX_INTERVAL_MS
+    asked = [decode(payload, GenerateRequest).sampling.get("stream_interval", 1) for payload in target.payloads]
+    two = int(2 * TOKEN_MS / MESSAGE_MS)
+    assert asked[:two] == [1] * two
+    assert asked[two : two + 2] == [2, 2]
+    assert asked[-1] == MAX_TOKENS
     for answer in answers:
         await answer.aclose()
     assert await texts(pools) == ["a", "b"]
-    assert target.payloads[-1] == encode(ALONE)  # again
+    assert target.payloads[-1] == encode(REQUEST)  # again
 
 
 async def test_requests_that_wait_to_be_taken_in_count_as_answers_that_run():
     intake = IntakeLock()
     pools, _, target = serve_pools(target=[Reply(*GOOD)], intake=intake)
     leave = await intake.enter()
-    waiting = [asyncio.create_task(intake.enter()) for _ in range(20)]
+    waiting = [asyncio.create_task(intake.enter()) for _ in range(100)]
     await asyncio.sleep(0)
     await texts(pools)
-    assert decode(target.payloads[0], GenerateRequest).interval_ms == 20 * MESSAGE_MS
+    assert decode(target.payloads[0], GenerateRequest).sampling["stream_interval"] == 4
     leave()
     for task in waiting:
         (await task)()
@@ -219,7 +217,7 @@ async def test_a_request_is_admitted_when_a_replica_confirms_it():
 
 
 async def test_a_request_that_cannot_be_encoded_does_not_count_as_running():
-    """Answers would come in larger pieces for ever (`interval_ms`)."""
+    """Answers would come in larger pieces for ever (`stream_interval`)."""
     pools, *_ = serve_pools(target=[Reply(*GOOD)])
     with pytest.raises(WireError):
         await anext(pools.generate(replace(REQUEST, sampling={"unknown": object()})))

@@ -20,7 +20,6 @@ from kv_transfer.messages import (
 from router.pools.affinity_router import by_prefix
 from router.pools.availability import PoolStates, Replicas
 from router.pools.migration import MAX_REFUSALS
-from router.pools.serve_pools import MIN_INTERVAL_MS
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from tests.unit.router.conftest import until
 from tests.unit.router.serve_handles import (
@@ -77,7 +76,7 @@ async def test_a_split_target_prefills_in_one_half_and_decodes_in_the_other():
 async def test_whatever_happens_to_the_prefill_leg_the_other_half_answers(leg):
     pools, target, _ = split_pools(prefill=leg, target=[Reply(*GOOD)])
     assert await texts(pools) == ["a", "b"]
-    assert target.payloads == [encode(replace(REQUEST, interval_ms=MIN_INTERVAL_MS))]
+    assert target.payloads == [encode(REQUEST)]
 
 
 async def test_a_prefill_replica_that_dies_is_replaced():
@@ -110,7 +109,7 @@ async def test_prompt_log_probabilities_are_made_where_the_answer_is(asked):
     pools, target, prefill = split_pools(target=[Reply(*GOOD)])
     request = GenerateRequest("r", KeptPrompt.dense([1, 2, 3]), **asked)
     _ = [output async for output in pools.generate(request)]
-    assert (prefill.payloads, target.payloads) == ([], [encode(replace(request, interval_ms=MIN_INTERVAL_MS))])
+    assert (prefill.payloads, target.payloads) == ([], [encode(request)])
 
 
 async def test_a_request_cancelled_in_its_prefill_leg_never_reaches_the_other_half():
