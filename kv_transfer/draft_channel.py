@@ -78,7 +78,8 @@ class DraftClient:
     exchange after a pause uses a new connection; if it fails, the pause doubles.
 
     counters: exchanges (answered requests), timeouts, breaker_opened (pauses), broken (messages that cannot be encoded
-    or decoded, and replies that do not match the request).
+    or decoded, and replies that do not match the request). failure: why the last exchange that failed had no reply:
+    timeout, unreachable, broken, or breaker for a pause.
     """
 
     def __init__(
@@ -100,11 +101,13 @@ class DraftClient:
         self._channel: grpc.Channel | None = None
         self._replies: Any = None  # the stream's gRPC call
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.failure = ""
         self.counters = dict.fromkeys(("exchanges", "timeouts", "breaker_opened", "broken"), 0)
 
     def exchange(self, request: DraftRequest) -> DraftReply | None:
         """Send `request` and return its reply, checked by `check_answers`; None if no valid reply comes in time."""
         if self._pause_s and self._clock() < self._paused_until:
+            self.failure = "breaker"
             return None
         allowed, began = self._deadline.seconds(), time.monotonic()
         try:
@@ -114,12 +117,12 @@ class DraftClient:
             self.counters["timeouts"] += 1
             self._deadline.observe(allowed)
             self._end_stream()
-            self._failed(f"no answer within {allowed:.3g} s")
+            self._failed("timeout", f"no answer within {allowed:.3g} s")
         except grpc.RpcError as e:
-            self._failed(f"{e.code().name}, {e.details()}", pause=True)
+            self._failed("unreachable", f"{e.code().name}, {e.details()}")
         except SkimError as e:
             self.counters["broken"] += 1
-            self._failed(str(e))
+            self._failed("broken", str(e))
         else:
             if reply.drafts:
                 self._deadline.observe(time.monotonic() - began)
@@ -164,9 +167,10 @@ class DraftClient:
         name = [("grpc.ssl_target_name_override", server_name)] if server_name else []
         return grpc.secure_channel(self._address, client_credentials(self._tls), [*_CLIENT_OPTIONS, *name])
 
-    def _failed(self, reason: str, *, pause: bool = False) -> None:
+    def _failed(self, failure: str, reason: str) -> None:
+        self.failure = failure
         self._failures += 1
-        if not (pause or self._pause_s or self._failures >= MAX_FAILURES):
+        if not (failure == "unreachable" or self._pause_s or self._failures >= MAX_FAILURES):
             return
         self.close()
         self.counters["breaker_opened"] += 1

@@ -21,10 +21,10 @@ MAX_CLOSED = 4096
 
 
 class Client(Protocol):
-    """The methods of kv_transfer.draft_channel.DraftClient that are used here. The client numbers the
-    messages."""
+    """What is used of `kv_transfer.draft_channel.DraftClient`."""
 
     counters: dict[str, int]
+    failure: str
 
     def exchange(self, request: DraftRequest) -> DraftReply | None: ...
 
@@ -44,10 +44,16 @@ class ProposalRequest(NamedTuple):
 @dataclass
 class _Drafter:
     client: Client
-    closed: list[str] = field(default_factory=list)
-    pending: list[tuple[ProposalRequest, DraftRow]] = field(default_factory=list)
+    needed: float  # when a running request had a session there, in the clock's seconds
+    closed: list[str] = field(default_factory=list)  # ended sessions of which it has not been told
     failed: bool = False  # it did not answer the last message
-    needed: float = 0.0  # when a running request had a session there, in the clock's seconds
+
+    def exchange(self, rows: list[DraftRow]) -> DraftReply | None:
+        reply = self.client.exchange(DraftRequest(rows, list(self.closed)))
+        self.failed = reply is None
+        if reply is not None:
+            self.closed.clear()
+        return reply
 
 
 class DraftExchange:
@@ -68,14 +74,28 @@ class DraftExchange:
 
     def ask(self, requests: Iterable[ProposalRequest]) -> dict[TargetSession, Proposal]:
         """Exchange a message with each drafter; the valid proposals. Blocks until the clients' deadline at most."""
-        asked: defaultdict[str, list[ProposalRequest]] = defaultdict(list)
-        for request in requests:
-            asked[request.session.address].append(request)
-        drafters = [self._prepared(address, rows) for address, rows in asked.items()]
-        replies = [self._exchange(drafters[0])] if len(drafters) == 1 else self._threads.map(self._exchange, drafters)
+        asked: defaultdict[str, list[tuple[TargetSession, DraftRow]]] = defaultdict(list)
+        for session, answer, drafts, temperature, top_m in requests:
+            asked[session.address].append((session, session.ask(answer, drafts, temperature, top_m)))
+        drafters = [self._drafter(address) for address in asked]
+        messages = [[row for _, row in rows] for rows in asked.values()]
+        in_parallel = self._threads.map if len(drafters) > 1 else map
+        replies = in_parallel(_Drafter.exchange, drafters, messages)
         proposals: dict[TargetSession, Proposal] = {}
-        for drafter, (reply, reason) in zip(drafters, replies, strict=True):
-            self._take(drafter, reply, reason, proposals)
+        for drafter, rows, reply in zip(drafters, asked.values(), replies, strict=True):
+            self.counters["exchanges"] += 1
+            if reply is None:
+                self.counters[drafter.client.failure] += len(rows)
+                continue
+            drafts = {draft.session: draft for draft in reply.drafts}
+            for session, row in rows:
+                draft = drafts.get(row.session)
+                session.acknowledge(row, drafted=draft is not None)
+                proposal = checked_proposal(draft, self._vocab_size) if draft else None
+                if proposal is None:
+                    self.counters["broken" if draft else "no_draft"] += 1
+                elif proposal.tokens.size:
+                    proposals[session] = proposal
         return proposals
 
     def close(self, session: TargetSession) -> None:
@@ -97,9 +117,8 @@ class DraftExchange:
                 drafter.needed = now
                 continue
             if drafter.closed and not (busy is not None and drafter.failed):
-                drafter.pending = []
-                reply, reason = self._exchange(drafter)
-                self._take(drafter, reply, reason, {})
+                drafter.exchange([])
+                self.counters["exchanges"] += 1
             if now - drafter.needed > FORGET_AFTER_S:
                 drafter.client.close()
                 self._channel.update(drafter.client.counters)
@@ -123,46 +142,5 @@ class DraftExchange:
 
     def _drafter(self, address: str) -> _Drafter:
         if address not in self._drafters:
-            self._drafters[address] = _Drafter(self._connect(address), needed=self._clock())
+            self._drafters[address] = _Drafter(self._connect(address), self._clock())
         return self._drafters[address]
-
-    def _prepared(self, address: str, requests: list[ProposalRequest]) -> _Drafter:
-        drafter = self._drafter(address)
-        drafter.pending = [
-            (asked, asked.session.ask(asked.answer, asked.drafts, asked.temperature, asked.top_m)) for asked in requests
-        ]
-        return drafter
-
-    def _exchange(self, drafter: _Drafter) -> tuple[DraftReply | None, str]:
-        """The reply, or None and the reason."""
-        rows = [row for _, row in drafter.pending]
-        before = Counter(drafter.client.counters)
-        reply = drafter.client.exchange(DraftRequest(rows, list(drafter.closed)))
-        return reply, "" if reply is not None else _failure(Counter(drafter.client.counters) - before)
-
-    def _take(
-        self, drafter: _Drafter, reply: DraftReply | None, reason: str, proposals: dict[TargetSession, Proposal]
-    ) -> None:
-        self.counters["exchanges"] += 1
-        drafter.failed = reply is None
-        if reply is None:
-            self.counters[reason] += len(drafter.pending)
-            return
-        drafter.closed.clear()
-        drafts = {draft.session: draft for draft in reply.drafts}
-        for request, row in drafter.pending:
-            draft = drafts.get(row.session)
-            request.session.acknowledge(row, drafted=draft is not None)
-            proposal = checked_proposal(draft, self._vocab_size) if draft else None
-            if proposal is None:
-                self.counters["broken" if draft else "no_draft"] += 1
-            elif proposal.tokens.size:
-                proposals[request.session] = proposal
-
-
-def _failure(counted: Counter[str]) -> str:
-    """The reason of a failed exchange, from the change of the client's counters."""
-    for count, reason in (("timeouts", "timeout"), ("broken", "broken"), ("breaker_opened", "unreachable")):
-        if counted[count]:
-            return reason
-    return "breaker"

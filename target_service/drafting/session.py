@@ -32,7 +32,7 @@ def one_hot(tokens: Int32Array) -> Proposal:
 def checked_proposal(draft: Draft, vocab_size: int) -> Proposal | None:
     """The drafts as a proposal; None if a token id is not in the target's vocabulary.
 
-    All else is checked before, in `kv_transfer.drafts`: q by `check_q`, position and count by `check_answers`.
+    All else is checked before, by `kv_transfer.drafts.check_answers`.
     """
     count = draft.tokens.size
     for ids in (draft.tokens, draft.q_ids):

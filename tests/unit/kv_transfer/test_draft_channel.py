@@ -79,6 +79,7 @@ def test_a_late_request_is_cancelled_and_its_reply_never_comes(held):
         held.let_go.clear()
         it._deadline = ExchangeDeadline(0.05)
         assert it.exchange(REQUEST) is None
+        assert it.failure == "timeout"
         until(lambda: held.cancelled == 1)
         held.let_go.set()
         it._deadline = ExchangeDeadline(60)
@@ -108,6 +109,7 @@ def test_it_pauses_while_the_replica_does_not_answer(held, caplog):
             now[0] = begin
             for _ in range(5):
                 assert it.exchange(REQUEST) is None
+            assert it.failure == "breaker"
             assert (it.counters["timeouts"], it.counters["breaker_opened"]) == (2 + pauses, pauses)
         warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
         assert warnings == [f"No drafts from {address}, next try in 1.0 s: no answer within 0.01 s"]
@@ -177,7 +179,7 @@ def test_replies_to_something_else(lie):
     with serving(handler) as address, client(address) as it:
         for broken in (1, 2, 3):
             assert it.exchange(REQUEST) is None
-            assert it.counters["broken"] == broken
+            assert (it.failure, it.counters["broken"]) == ("broken", broken)
         assert it.counters["breaker_opened"] == 1
         honest_now.append(True)
         until(lambda: it.exchange(REQUEST))
@@ -241,7 +243,7 @@ def test_a_peer_that_sends_no_request():
 def test_nobody_there(address):
     with client(address) as it:
         assert it.exchange(REQUEST) is None
-        assert it.counters["breaker_opened"] == 1
+        assert (it.failure, it.counters["breaker_opened"]) == ("unreachable", 1)
 
 
 @pytest.mark.parametrize("shown", [None, "", "secre", "secret2", "sécret"])
