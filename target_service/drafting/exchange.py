@@ -75,8 +75,8 @@ class DraftExchange:
     def ask(self, requests: Iterable[ProposalRequest]) -> dict[TargetSession, Proposal]:
         """Exchange a message with each drafter; the valid proposals. Blocks until the clients' deadline at most."""
         asked: defaultdict[str, list[tuple[TargetSession, DraftRow]]] = defaultdict(list)
-        for session, answer, drafts, temperature, top_m in requests:
-            asked[session.address].append((session, session.ask(answer, drafts, temperature, top_m)))
+        for session, answer, count, temperature, top_m in requests:
+            asked[session.address].append((session, session.ask(answer, count, temperature, top_m)))
         drafters = [self._drafter(address) for address in asked]
         messages = [[row for _, row in rows] for rows in asked.values()]
         in_parallel = self._threads.map if len(drafters) > 1 else map

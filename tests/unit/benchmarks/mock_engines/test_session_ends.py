@@ -27,7 +27,7 @@ def test_each_end_is_reported_to_its_drafter() -> None:
 def test_an_end_that_was_not_heard_is_sent_again() -> None:
     client = ScriptedClient()
     ends = SessionEnds({"a:1": client}.__getitem__)
-    client.fails = "timeouts"
+    client.fails = "timeout"
     ends.ended(prompt("a:1", "s"))
     until(lambda: client.counters["timeouts"])
     client.fails = None
