@@ -111,9 +111,9 @@ class _Unmeasured(PoolTime):
 
 async def _caught_up(dispatcher: Dispatcher, name: str, outcome: Outcome) -> None:
     """Wait until the target has read the whole turn. Raises SkimError if it will not."""
-    if outcome.catch_up is None:
+    if not outcome.catch_up_reason:
         return
-    state = str(outcome.catch_up) if not outcome.catch_up.wanted else "reading"
+    state = "reading" if outcome.catches_up else outcome.catch_up_state
     while state == "reading":
         await asyncio.sleep(_LOOK_S)
         entry = dispatcher.log.get(name)

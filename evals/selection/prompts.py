@@ -5,7 +5,7 @@ from typing import Any
 
 from evals.tasks.quiz import Message
 from evals.tasks.registry import Sample
-from router.decision.rules import Decision, decide
+from router.decision.choice import Decision, decide
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
 from skim.prompts import render as render_prompt

@@ -23,7 +23,7 @@ from kv_transfer.messages import GenerateOutput
 from router.admission.fair_queue import FairQueue, QueueEntry
 from router.admission.pool_load import AnswerTime, PoolLoad
 from router.admission.ticket import KEEP, AdmissionRequest, OverloadedError, Ticket, relative_load
-from router.decision.cost_model import Work
+from router.decision.choice import Work
 
 POOL_WAIT_MS = 500.0
 """Work that waits in a pool keeps it busy while the router hears that it has room. More of it would be out of order."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from router.admission.fair_queue import QueueEntry
-from router.decision.cost_model import Work
+from router.decision.choice import Work
 from router.options.errors import RefusedError
 from skim_common.deadline import NO_DEADLINE, Deadline
 

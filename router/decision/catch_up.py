@@ -5,11 +5,11 @@ as fast as a turn that a stock server has cached (`router.dispatch.catch_up` run
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from kv_transfer.options import ALWAYS
-from router.decision.cache_ledger import BLOCK_TOKENS
-from router.decision.rules import Decision
+from router.decision.choice import Decision
+from router.decision.ledger import BLOCK_TOKENS
 from router.options.request import OFF, PrefillOptions
 
 CHUNK_TOKENS, LEAST_CHUNK = 2048, 256
@@ -101,18 +101,3 @@ def next_read(done: int, prompt: int, scored: int, total: int, chunk: int) -> tu
 def pause_ms(chunk_ms: float) -> float:
     """The pause after a chunk that took so long. While it runs, a stream may get nothing."""
     return chunk_ms * STREAM_SHARE / (1 - STREAM_SHARE)
-
-
-def middle(hashes: Sequence[bytes], opening: int) -> int | None:
-    """The block in the middle of what stands behind the opening: a next turn begins with all up to it. None without
-    one. hashes: of the prompt's blocks. opening: tokens that all conversations may share."""
-    opened = min(len(hashes), -(-opening // BLOCK_TOKENS))
-    found = (opened + len(hashes)) // 2
-    return found if found < len(hashes) else None
-
-
-def goes_on(hashes: Sequence[bytes], opening: int, later: Sequence[bytes]) -> bool:
-    """Whether a later prompt is a turn of the same conversation. hashes, later: of the blocks of both prompts. opening:
-    as in `middle`."""
-    block = middle(hashes, opening)
-    return block is not None and block < len(later) and hashes[block] == later[block]

@@ -5,18 +5,40 @@ or all of it to the letter. A classifier (`whole_text`) knows such tasks by thei
 
 An explicit wish is obeyed: the guard does nothing for a request with `enabled: always`, or with a keep rate or a
 coverage of its own, be it for one role, range or content.
+
+Catch-up measures how often the dense model would have given the same answer as a selection did (`Agreements`). Where
+the answers of a client's prompts of one shape differ too often, `auto` runs that kind dense. A client with options of
+its own teaches nothing: its answers do not tell what `auto` does by itself. Nor does a client teach for others.
 """
+
+from collections import Counter, defaultdict
+from functools import partial
 
 import re2
 
 from kv_transfer.options import AUTO
+from router.decision.conversations import Client
 from router.decision.whole_text import whole_text_score
 from router.options.request import PrefillOptions
 from router.prompt.task.options import without_options
 from router.prompt.task.words import asks
+from skim_common.decaying_mean import DecayingMean
 
 EXPLICIT = frozenset({"keep_rate", "coverage", "max_keep", "keep_by_role"})
 """Options that say how much is kept. A request that gives one is obeyed. A floor (`min_keep`) lets more be kept."""
+
+AGREES = 0.9
+"""An answer agrees if the dense model would have chosen this share of its tokens: a starting value. Bfloat16 alone
+changes a few tokens that have a close second."""
+LIMIT = 0.8
+"""The least share of the answers of a kind that must agree."""
+ENOUGH = 8.0
+"""Weight of a kind's answers before their share counts: that of the latest ten."""
+DECAY = 0.95
+"""Weight of an answer after the next one: about the latest twenty count."""
+TRIAL = 16
+"""Of a kind that runs dense, one prompt in so many is skimmed, so that its share is measured again."""
+
 
 _SHORT_FORMS = re2.compile(
     r"(?i)\btl;?dr\b"
@@ -46,3 +68,23 @@ def says_how_much(options: PrefillOptions) -> bool:
     """Whether the request itself says how much is kept. `keep_rate: auto` leaves it to Skim."""
     given = options.model_fields_set & EXPLICIT
     return bool(given - {"keep_rate"} if options.keep_rate == AUTO else given)
+
+
+class Agreements:
+    """What one router has measured."""
+
+    def __init__(self) -> None:
+        self._shares: defaultdict[Client, DecayingMean] = defaultdict(partial(DecayingMean, DECAY))
+        self._distrusted = Counter[Client]()
+
+    def measured(self, client: Client, *, agrees: bool) -> None:
+        """Count an answer to a prompt of this client and shape."""
+        self._shares[client].add(agrees)
+
+    def trusts(self, client: Client) -> bool:
+        """Whether a prompt of this client and shape may be skimmed."""
+        share = self._shares.get(client)
+        if share is None or share.weight < ENOUGH or share.value >= LIMIT:
+            return True
+        self._distrusted[client] += 1
+        return self._distrusted[client] % TRIAL == 0

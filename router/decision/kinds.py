@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from cachetools import LRUCache
 
-from router.decision.cost_model import MODES, Estimate, Mode
-from router.decision.rules import Decision
+from router.decision.choice import MODES, Decision, Estimate, Mode
 
 Kind = tuple[str | int, ...]
 """How the prompt is read, if at all, whether an adapter answers, its length as a power of four, and which halves of it
@@ -68,7 +67,7 @@ class Kinds:
         """The decision, or that for the other mode (`probe`) if it is time for it.
 
         A conversation that began speculative does not try dense: all of its next turns would be another kind. before:
-        as in `cost_model.sooner`.
+        as in `choice.sooner`.
         """
         other: Mode = "dense" if decision.speculative else "speculative"
         seen = self._seen.get(kind)

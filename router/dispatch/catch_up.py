@@ -11,7 +11,7 @@ admission, are charged to no API key and count in no metric of clients.
 - Affinity sends each chunk to the replica that the next turn prefers. If that one is too busy, or has lost the blocks,
   the count of cached tokens tells: once it is read on, and at the second time the catch-up ends.
 
-The read of the answer also tells which of its tokens the dense model would have chosen (`router.decision.agreements`).
+The read of the answer also tells which of its tokens the dense model would have chosen (`router.decision.guard`).
 """
 
 import asyncio
@@ -31,11 +31,10 @@ from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import ADAPTER, READ_ONLY, Envelope, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
 from kv_transfer.options import AUTO, DecodeOptions
 from kv_transfer.prefix_hash import block_hashes
-from router.decision.agreements import AGREES
-from router.decision.cache_ledger import BLOCK_TOKENS
-from router.decision.catch_up import chunk_tokens, goes_on, middle, next_read, pause_ms, plan
-from router.decision.live_conversations import LiveConversations
-from router.decision.next_turns import NextTurns
+from router.decision.catch_up import chunk_tokens, next_read, pause_ms, plan
+from router.decision.conversations import Conversations, goes_on
+from router.decision.guard import AGREES
+from router.decision.ledger import BLOCK_TOKENS
 from router.dispatch.parts import Parts
 from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome
@@ -99,7 +98,7 @@ class CatchUps:
     def __init__(self, parts: Parts) -> None:
         self._parts, self._admission = parts, parts.admission
         self._chance = random.random
-        self._next_turns, self._live = NextTurns(self._clock), LiveConversations(self._clock)
+        self._conversations = Conversations(self._clock)
         self._waiting: deque[Reading] = deque()
         self._running: list[Reading] = []
         self._tasks = BackgroundTasks()
@@ -129,10 +128,10 @@ class CatchUps:
             tokens=prepared.size + prepared.prompt.max_tokens,
             room=ledger.horizon / max(pools.replicas("target"), 1e-3) if pools.target.cache_tokens else 0.0,
             told=request.later_requests,
-            share=self._next_turns.share((request.key, outcome.shape)),
+            share=self._conversations.share((request.key, outcome.shape)),
             audited=may_audit and self._chance() < settings.audit_share,
             has_home=settings.affinity,
-            others=self._live.others(forecast.hashes, forecast.sizes.opening),
+            others=self._conversations.others(forecast.hashes, forecast.sizes.opening),
             capacity=ledger.capacity,
         )
 
@@ -144,7 +143,7 @@ class CatchUps:
 
     def arrived(self, prepared: Prepared) -> None:
         """A prompt of a client: if it is the next turn of a conversation, the catch-up of that ends."""
-        self._next_turns.arrived(prepared.forecast.hashes)
+        self._conversations.arrived(prepared.forecast.hashes)
         for reading in [*self._waiting, *self._running]:
             forecast = reading.prepared.forecast
             if goes_on(forecast.hashes, forecast.sizes.opening, prepared.forecast.hashes):
@@ -164,10 +163,10 @@ class CatchUps:
 
     def begin(self, prepared: Prepared, outcome: Outcome, answer: AnswerRecord) -> None:
         """A prompt has its answer: catch up, if that is planned."""
-        hashes, opening = prepared.forecast.hashes, prepared.forecast.sizes.opening
-        self._live.note(hashes, opening, prepared.size)
-        if prepared.ruled.speculative and (block := middle(hashes, opening)) is not None:
-            self._next_turns.answered((outcome.call.request.key, outcome.shape), hashes[block])
+        forecast, client = prepared.forecast, (outcome.call.request.key, outcome.shape)
+        self._conversations.answered(
+            client, forecast.hashes, forecast.sizes.opening, prepared.size, rests=prepared.ruled.speculative
+        )
         if self._closed or not outcome.catches_up or not answer.finished:
             return
         self._waiting.append(self._reading(prepared, outcome, answer))

@@ -8,7 +8,7 @@ from actors.observability.metrics import Meter
 from kv_transfer.messages import GenerateOutput, KeptPrompt, Selection
 from router.admission.controller import Admission
 from router.admission.ticket import CATCH_UP, Ticket
-from router.decision.rules import Decision
+from router.decision.choice import Decision
 from router.dispatch import prepare as stage
 from router.dispatch.catch_up import CatchUps
 from router.dispatch.generate import generate

@@ -2,8 +2,8 @@
 
 from actors.observability.metrics import Meter
 from router.admission.controller import Admission
-from router.decision.agreements import Agreements
-from router.decision.forecaster import Forecaster
+from router.decision.forecast import Forecaster
+from router.decision.guard import Agreements
 from router.dispatch.telemetry import ClientMetrics
 from router.explain.log import RequestLog
 from router.options.settings import RouterConfig

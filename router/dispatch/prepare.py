@@ -13,12 +13,11 @@ from kv_transfer.windows import WindowPlan
 from router.admission.api_keys import FIRST_PRIORITY
 from router.admission.ticket import AdmissionRequest, Ticket
 from router.decision import guard
-from router.decision.agreements import shape_of
-from router.decision.cache_ledger import BLOCK_TOKENS
 from router.decision.catch_up import stays_dense
-from router.decision.cost_model import Work
-from router.decision.rules import CACHED, Decision, decide
-from router.decision.window_reads import WindowReads
+from router.decision.choice import CACHED, Decision, Work, decide
+from router.decision.conversations import shape_of
+from router.decision.ledger import BLOCK_TOKENS
+from router.decision.sizes import WindowReads
 from router.dispatch.apart import apart
 from router.dispatch.parts import Parts
 from router.dispatch.request import Prepared, Prompt, Request

@@ -14,8 +14,8 @@ from kv_transfer.layout import TextLayout
 from kv_transfer.messages import Envelope, GenerateRequest, KeptPrompt, is_seeded
 from kv_transfer.options import DecodeOptions
 from router.admission.api_keys import Caller
+from router.decision.choice import Decision
 from router.decision.forecast import Forecast
-from router.decision.rules import Decision
 from router.options.context_management import Edit
 from router.options.request import SYSTEM_ROLES, PrefillOptions
 from router.prompt.keep_fields import KeepFields

@@ -18,8 +18,7 @@ from kv_transfer.messages import Selection
 from kv_transfer.options import SelectionOptions
 from kv_transfer.sampling_limits import check_reply_size
 from router.admission.ticket import PromptGroup
-from router.decision.cost_model import Estimate
-from router.decision.rules import Decision
+from router.decision.choice import Decision, Estimate
 from router.dispatch.request import Prepared, Prompt, Request
 from router.options.errors import HttpError
 from router.options.headers import TOTAL, write_server_timing
@@ -38,7 +37,7 @@ class Outcome:
     prompt; messages: the places of the chat's. tokens_ahead: N, the look-ahead of a selection. answer_tokens: counted
     only if the call is traced. catches_up: the target reads all of a prompt that lost tokens, after its answer;
     catch_up_reason: why or why not, in one word. caught_up: tokens at the beginning that catch-ups of earlier turns
-    have read. shape: of the prompt, by `router.decision.agreements`.
+    have read. shape: of the prompt, by `router.decision.guard`.
     """
 
     call: "CallState"

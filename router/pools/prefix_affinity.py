@@ -26,7 +26,7 @@ from cachetools import LRUCache
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.prefix_hash import prefix_hash
-from router.decision.cache_ledger import BLOCK_TOKENS
+from router.decision.ledger import BLOCK_TOKENS
 
 Replica = TypeVar("Replica", bound=Hashable)
 

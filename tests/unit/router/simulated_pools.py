@@ -9,8 +9,8 @@ from benchmarks.mock_engines.compute import MockPrefixCache
 from kv_transfer.messages import KeptPrompt, Selection, SessionHandle
 from kv_transfer.options import SHORT_TEXT
 from kv_transfer.prefix_hash import block_hashes
-from router.decision.cache_ledger import BLOCK_TOKENS
-from router.decision.forecaster import Forecaster
+from router.decision.forecast import Forecaster
+from router.decision.ledger import BLOCK_TOKENS
 from router.options.request import PrefillOptions
 from skim_common.models.costs import LINEAR, Read, ReadCost
 from skim_common.models.info import ModelInfo

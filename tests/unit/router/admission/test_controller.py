@@ -12,7 +12,7 @@ from router.admission import pool_load
 from router.admission.controller import Admission
 from router.admission.pool_load import ENOUGH
 from router.admission.ticket import AdmissionRequest, OverloadedError, PromptGroup, Ticket
-from router.decision.cost_model import Work
+from router.decision.choice import Work
 from skim_common.deadline import Deadline
 from tests.unit.actors.local_meter import LocalMeter
 

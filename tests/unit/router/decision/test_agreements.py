@@ -2,7 +2,8 @@
 
 import pytest
 
-from router.decision.agreements import ENOUGH, TRIAL, Agreements, shape_of
+from router.decision.conversations import shape_of
+from router.decision.guard import ENOUGH, TRIAL, Agreements
 
 TOOLS = "key", "tools"
 

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.decision.cache_ledger import BLOCK_TOKENS
 from router.decision.catch_up import (
     CHUNK_MS,
     CHUNK_TOKENS,
@@ -14,13 +13,14 @@ from router.decision.catch_up import (
     LIKELY,
     STREAM_SHARE,
     chunk_tokens,
-    goes_on,
     next_read,
     pause_ms,
     plan,
     stays_dense,
 )
-from router.decision.rules import Decision
+from router.decision.choice import Decision
+from router.decision.conversations import goes_on
+from router.decision.ledger import BLOCK_TOKENS
 from router.options.request import PrefillOptions
 
 SMALL = {"tokens": 1000, "room": 10_000.0}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from kv_transfer.messages import KeptPrompt, Selection, SessionHandle
-from router.decision.cache_ledger import CachedPrefix, CacheLedger
-from router.decision.forecaster import Forecaster
+from router.decision.choice import Decision
+from router.decision.forecast import Forecaster
 from router.decision.kinds import TRIAL, Kinds
-from router.decision.rules import Decision
+from router.decision.ledger import CachedPrefix, CacheLedger
 from router.options.request import PrefillOptions
 from skim_common.models.costs import Read
 from tests.unit.kv_transfer.layouts import layout_of

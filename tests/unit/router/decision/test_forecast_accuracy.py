@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from router.decision.forecaster import Forecaster
+from router.decision.forecast import Forecaster
 from skim_common.models.costs import read_cost
 from tests.unit.router.simulated_pools import Pool, World, text
 

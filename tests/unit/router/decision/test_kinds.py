@@ -2,9 +2,8 @@
 
 import pytest
 
-from router.decision.cost_model import Estimate, sooner
+from router.decision.choice import Decision, Estimate, sooner
 from router.decision.kinds import LATEST, MOST, TRIAL, Kinds
-from router.decision.rules import Decision
 
 KIND = "windows", 14, 0, 0, 2
 OTHER = "windows", 14, 0, 0, 0

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.options import SHORT_TEXT
-from router.decision.later_turns import MOST, LaterTurns
+from router.decision.conversations import MOST_TURNS, LaterTurns
 from router.decision.pool_time import PoolTime
 from tests.unit.router.simulated_pools import BLOCK, LATE, OPTIONS, Pool, World, text
 
@@ -121,4 +121,4 @@ def test_the_expected_number_of_later_turns():
     assert turns.expected == pytest.approx(3, rel=0.1)
     for _ in range(100):
         turns.began(3000, 2900)
-    assert turns.expected == MOST
+    assert turns.expected == MOST_TURNS

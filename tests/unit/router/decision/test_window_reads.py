@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.harness.virtual_time import run
 from benchmarks.mock_engines.speculator import MockSpeculator
-from kv_transfer.windows import plan_of
-from router.decision.forecaster import Forecaster
-from router.decision.window_reads import WindowReads
+from kv_transfer.windows import WindowPlan, plan_of
+from router.decision.forecast import Forecaster
+from router.decision.sizes import WindowReads
 from router.options.request import PrefillOptions
 from skim_common.models.costs import ReadCost
 from speculator_service.service import SpeculatorService
@@ -29,6 +29,11 @@ QUADRATIC = ReadCost(1.0, 0.0005)
 def looked(forecaster, request, windows=True):
     found = WindowReads.of(READ, plan_of(request), request.token_ids.size) if windows else None
     return forecaster.look(request.token_ids, None, READ, request.layout, windows=found)
+
+
+def reads(around, window, size, start=0, head=0):
+    """Of a prompt of `size` tokens, whose text begins at `start`."""
+    return WindowReads(WindowPlan(((start, size),), window, around), size, head)
 
 
 def forecasts(model, *, windows=True, sizes=(1000, 16_000), turns=False):
@@ -76,16 +81,17 @@ def test_forecasts_are_right_for_later_questions_about_a_text():
 def test_protected_tokens_are_in_no_window():
     forecaster, request = Forecaster(lambda: 0.0), asking()
     for size in (1000, 4000, 16_000):
-        forecaster.windows.measure(WindowReads(25, 512).read(size, 0), 0.1 * size, 0.0)
-    forecast = forecaster.look(request.token_ids, None, READ, windows=WindowReads(25, 512, 8000))
+        forecaster.windows.measure(reads(25, 512, size).read(0), 0.1 * size, 0.0)
+    size = int(request.token_ids.size)
+    forecast = forecaster.look(request.token_ids, None, READ, windows=reads(25, 512, size, start=8000))
     assert forecaster.work(forecast, READ, 0, selects=True).speculator_ms == pytest.approx(840, rel=0.05)
 
 
 def test_of_the_windows_of_a_prompt_one_reads_their_head():
     """A template's default system prompt stands in each frame, and in the prefix cache after the first window."""
     around, size = 600, 12_000
-    short, long = WindowReads(around, 1000), WindowReads(around, 1000, head=512)
-    windows = long.count(size)
-    assert windows == 16
-    assert short.tokens(size, short.known(size, 0)) == size + windows * around
-    assert long.tokens(size, long.known(size, 0)) == size + windows * around - (windows - 1) * 512
+    short, long = reads(around, 1000, size), reads(around, 1000, size, head=512)
+    windows = long.count()
+    assert windows == 12
+    assert short.tokens(short.known(0)) == size + windows * around
+    assert long.tokens(long.known(0)) == size + windows * around - (windows - 1) * 512

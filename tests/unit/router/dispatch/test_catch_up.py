@@ -11,10 +11,9 @@ from benchmarks.harness import virtual_time
 from kv_transfer.messages import ADAPTER, READ_ONLY, TokenLogprob
 from kv_transfer.options import DecodeOptions
 from router.admission.api_keys import Caller
-from router.decision.agreements import ENOUGH
 from router.decision.catch_up import STREAM_SHARE
-from router.decision.live_conversations import IDLE_S
-from router.decision.next_turns import REST_S
+from router.decision.conversations import IDLE_S, REST_S
+from router.decision.guard import ENOUGH
 from router.dispatch import catch_up as measured
 from router.dispatch.catch_up import LOWEST_PRIORITY, SCORED_TOKENS
 from router.dispatch.dispatcher import Dispatcher

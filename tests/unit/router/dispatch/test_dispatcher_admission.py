@@ -8,7 +8,7 @@ import pytest
 from kv_transfer.options import AUTO, DecodeOptions
 from router.admission.controller import Admission
 from router.admission.ticket import KEEP, AdmissionRequest, OverloadedError
-from router.decision.forecaster import Forecaster
+from router.decision.forecast import Forecaster
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CallState

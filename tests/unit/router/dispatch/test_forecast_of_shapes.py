@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.latency.forecast_shapes import ROUNDS_APART, SHAPES, TEMPLATE
-from router.decision.forecaster import Forecaster
-from router.decision.kept_sizes import KeptSizes
+from router.decision.forecast import Forecaster
+from router.decision.sizes import KeptSizes
 from router.dispatch.dispatcher import Dispatcher
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
@@ -60,7 +60,7 @@ def works(monkeypatch):
     def note_selected(self, forecast, selection, options):
         size, cached = int(forecast.ids.size), selection.cached_tokens
         windows = forecast.windows
-        computed = windows.tokens(size, cached) + windows.tokens_again(size) if windows else size - cached
+        computed = windows.tokens(cached) + windows.tokens_again() if windows else size - cached
         expected = self._reads(forecast, options).read
         found.computed = SPECULATOR_TOKEN * computed
         found.expected = SPECULATOR_TOKEN * expected.tokens if expected else 0.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.decision.forecaster import Forecaster
+from router.decision.forecast import Forecaster
 from router.options.errors import InvalidOptionError
 from router.options.headers import (
     LATER_REQUESTS,

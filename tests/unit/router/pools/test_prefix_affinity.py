@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.prefix_hash import block_hashes
-from router.decision.cache_ledger import BLOCK_TOKENS
+from router.decision.ledger import BLOCK_TOKENS
 from router.pools.prefix_affinity import BRANCHES, WINDOW_BLOCKS, PrefixKeys, load_bound, preferred, ranked
 
 WINDOW = BLOCK_TOKENS * WINDOW_BLOCKS

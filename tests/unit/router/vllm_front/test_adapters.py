@@ -5,7 +5,7 @@ import pytest
 import pytest_asyncio
 
 from kv_transfer.messages import ADAPTER
-from router.decision.forecaster import Forecaster
+from router.decision.forecast import Forecaster
 from router.dispatch.dispatcher import Dispatcher
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig

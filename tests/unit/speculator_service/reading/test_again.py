@@ -12,7 +12,7 @@ from kv_transfer.layout import Frame
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.windows import AGAIN_SHARE, plan_of
-from router.decision.window_reads import WindowReads
+from router.decision.sizes import WindowReads
 from router.options.request import PrefillOptions
 from skim_common.errors import EngineUnavailableError
 from speculator_service.engine import Scores
@@ -109,11 +109,11 @@ async def test_the_router_expects_the_work_of_both_reads():
     reads = WindowReads.of(options, plan_of(request), request.size)
     windows = sum(one.token_ids.size for one in engine.asked if one not in engine.again)
     [again] = engine.again
-    assert reads.tokens_again(request.size) == pytest.approx(again.token_ids.size)
+    assert reads.tokens_again() == pytest.approx(again.token_ids.size)
     expected = windows + again.token_ids.size
-    assert reads.read(request.size, 0).tokens == pytest.approx(expected, rel=0.05)
+    assert reads.read(0).tokens == pytest.approx(expected, rel=0.05)
     off = WindowReads.of(options.model_copy(update={"read_again": "off"}), plan_of(request), request.size)
-    assert off.read(request.size, 0).tokens == pytest.approx(windows, rel=0.05)
+    assert off.read(0).tokens == pytest.approx(windows, rel=0.05)
 
 
 async def test_a_second_read_that_fails_fails_the_selection():

@@ -13,7 +13,7 @@ from kv_transfer.layout import Frame
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.windows import MOST_COMPUTED, QUESTION_SHARE, plan_of
-from router.decision.window_reads import WindowReads
+from router.decision.sizes import WindowReads
 from router.options.request import PrefillOptions
 from speculator_service.engine import Scores
 from speculator_service.request_scores import scores_of
@@ -96,8 +96,8 @@ async def test_the_work_is_bounded_by_the_length_in_every_shape(texts, repeated,
         assert len(prompts) <= plan.most_windows
         expected = reads(request)
         if all(end - start <= window for start, end in plan.parts):
-            assert expected.count(request.token_ids.size) == pytest.approx(len(prompts))
-            assert expected.tokens(request.token_ids.size, 0) == pytest.approx(sum(prompts))
+            assert expected.count() == pytest.approx(len(prompts))
+            assert expected.tokens(0) == pytest.approx(sum(prompts))
 
 
 SHAPES = {
@@ -115,7 +115,7 @@ async def test_many_short_texts_share_windows_and_the_router_knows_how_many(shap
     assert len(prompts) > 1
     assert sum(prompts) <= MOST_COMPUTED * size
     expected = reads(request)
-    assert (expected.count(size), expected.tokens(size, 0)) == pytest.approx((len(prompts), sum(prompts)))
+    assert (expected.count(), expected.tokens(0)) == pytest.approx((len(prompts), sum(prompts)))
     # Control: a window for each text would compute more.
     texts = request.droppable
     assert texts.sum() + len(spans_of(texts)) * around(request) > MOST_COMPUTED * size
@@ -126,7 +126,7 @@ async def test_the_router_knows_about_how_many_windows_a_long_text_has(tokens):
     ratios = []
     for size in range(tokens, tokens + 8):
         request = request_of([(5, size)], window=1024, units=12)
-        expected = reads(request).count(request.token_ids.size)
+        expected = reads(request).count()
         ratios.append(expected / len(await computed(request)))
     assert np.mean(ratios) == pytest.approx(1, rel=0.1)
 

@@ -1,10 +1,11 @@
-"""How likely a prompt has a next turn: each client's own share, from that of all clients, within bounds."""
+"""How likely a prompt has a next turn, by each client's own share, and which conversations live."""
 
 import pytest
 
-from router.decision import next_turns
+from router.decision import conversations
 from router.decision.catch_up import LIKELY
-from router.decision.next_turns import REST_S, NextTurns
+from router.decision.conversations import IDLE_S, REST_S, Conversations
+from router.decision.ledger import BLOCK_TOKENS
 
 
 class Clock:
@@ -21,11 +22,16 @@ def clock():
 
 @pytest.fixture
 def turns(clock):
-    return NextTurns(clock)
+    return Conversations(clock)
 
 
 def block(number):
     return number.to_bytes(4, "big")
+
+
+def answered(turns, client, mark):
+    """A prompt with this one block has its answer."""
+    turns.answered(client, [mark], 0, 100, rests=True)
 
 
 class Client:
@@ -38,7 +44,7 @@ class Client:
 
     def sends(self, prompts, *, comes_back, after=1.0):
         for mark in [block(next(self.numbers)) for _ in range(prompts)]:
-            self.turns.answered(self.who, mark)
+            answered(self.turns, self.who, mark)
             self.clock.now += after
             if comes_back:
                 self.turns.arrived([b"head", mark, b"new"])
@@ -82,7 +88,7 @@ def test_prompts_at_rest_do_not_count_yet(turns, clock):
     """Many sessions that begin together are not taken for many that never come back."""
     marks = [block(number) for number in range(100)]
     for mark in marks:
-        turns.answered(("agents", "tools"), mark)
+        answered(turns, ("agents", "tools"), mark)
     assert turns.share(("agents", "tools")) == 1.0
     clock.now = REST_S + 1
     assert turns.share(("agents", "tools")) < LIKELY
@@ -94,7 +100,7 @@ def test_who_comes_back_late_still_counts_as_likely(turns, clock):
 
 
 def test_a_prompt_has_one_next_turn(turns):
-    turns.answered(("a", "chat"), b"mark")
+    answered(turns, ("a", "chat"), b"mark")
     turns.arrived([b"mark"])
     once = turns.share(("a", "chat"))
     turns.arrived([b"mark"])
@@ -103,20 +109,55 @@ def test_a_prompt_has_one_next_turn(turns):
 
 def test_another_prompt_is_no_next_turn(turns):
     """The negative control."""
-    turns.answered(("a", "chat"), b"mark")
+    answered(turns, ("a", "chat"), b"mark")
     turns.arrived([b"head", b"other"])
     turns.arrived([])
     assert turns.share(("a", "chat")) == 0
 
 
 def test_clients_and_prompts_are_bounded_in_number(clock, monkeypatch):
-    monkeypatch.setattr(next_turns, "CLIENTS", 8)
-    monkeypatch.setattr(next_turns, "PROMPTS", 8)
-    turns = NextTurns(clock)
+    monkeypatch.setattr(conversations, "CLIENTS", 8)
+    monkeypatch.setattr(conversations, "PROMPTS", 8)
+    monkeypatch.setattr(conversations, "CONVERSATIONS", 8)
+    turns = Conversations(clock)
     for number in range(100):
         Client(turns, clock, f"client {number}", "chat").sends(1, comes_back=number % 2)
     for number in range(100):
-        turns.answered(("a", "chat"), block(number))
+        answered(turns, ("a", "chat"), block(number))
     sizes = [len(held) for held in vars(turns).values() if hasattr(held, "__len__")]
     assert sizes
     assert max(sizes) <= 8
+
+
+HEAD = [b"system"]
+OPENING = BLOCK_TOKENS - 1
+
+
+def test_those_that_came_back_count_with_their_latest_length():
+    now = 0.0
+    live = Conversations(lambda: now)
+    live.answered(("a", "chat"), [*HEAD, b"a"], OPENING, 1000, rests=False)
+    now = 1.0
+    assert live.others([*HEAD, b"b"], OPENING) == 0, "it never came back"
+    now = 2.0
+    live.answered(("a", "chat"), [*HEAD, b"a", b"c"], OPENING, 1500, rests=False)
+    now = 1.0 + IDLE_S
+    assert live.others([*HEAD, b"b"], OPENING) == 1500
+    assert live.others([*HEAD, b"a"], OPENING) == 0, "its own"
+    now = 3.0 + IDLE_S
+    assert live.others([*HEAD, b"b"], OPENING) == 0, "it has ended"
+
+
+def test_a_prompt_without_a_block_of_its_own_is_no_conversation():
+    live = Conversations(lambda: 0.0)
+    for _ in range(2):
+        live.answered(("a", "chat"), HEAD, OPENING, BLOCK_TOKENS, rests=False)
+    assert live.others([*HEAD, b"b"], OPENING) == 0
+
+
+def test_the_oldest_are_forgotten(monkeypatch):
+    monkeypatch.setattr(conversations, "CONVERSATIONS", 2)
+    live = Conversations(lambda: 0.0)
+    for name in (b"a", b"a", b"b", b"b", b"c", b"c"):
+        live.answered(("a", "chat"), [*HEAD, name], OPENING, 100, rests=False)
+    assert live.others([*HEAD, b"d"], OPENING) == 200

@@ -1,4 +1,4 @@
-"""How long a prompt would wait for its first token, dense or speculative, and which is sooner. Pure.
+"""Dense or speculative: by rules that need no engine, and else by the time until the first token. Pure.
 
     dense       = queue(target) + time(target, M - cached)
     speculative = queue(speculator) + time(speculator, M - read) + queue(target) + time(target, kept - cached)
@@ -8,11 +8,78 @@ M is the prompt's length; `read`, `kept` and `cached` are tokens. `router.decisi
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from kv_transfer.layout import NO_LAYOUT
 from router.decision.pool_time import PoolTime
-from router.decision.rules import Decision
+from router.options.request import PrefillOptions
+from router.prompt.protected_spans import PromptSpans
 from skim_common.models.costs import Read
+
+Mode = Literal["dense", "speculative"]
+MODES: tuple[Mode, ...] = "dense", "speculative"
+
+MARGIN = 0.1
+"""A prompt runs speculative, or changes the mode of its earlier turn, only for a gain of this share."""
+STALE_S = 300.0
+"""A prompt with n times the dense estimate tries the speculator again if nothing was read there for n times this."""
+
+SPECULATOR_SHARE = 0.25
+"""The speculator's time per token as a share of the target's, until both are measured."""
+NO_CORRECTIONS: Mapping[Mode, float] = dict.fromkeys(MODES, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """reason: one word for logs and headers, why the prompt runs dense; `requested` if it is speculative. Where time
+    decides, it is a word for that."""
+
+    speculative: bool
+    reason: str
+
+
+CACHED, UNMEASURED = Decision(False, "cached"), Decision(True, "unmeasured")
+
+
+def decide(
+    options: PrefillOptions,
+    size: int,
+    spans: PromptSpans | None = None,
+    *,
+    has_text: bool = False,
+    untrusted: bool = False,
+    prompt_logprobs: bool = False,
+    echo: bool = False,
+    beam_search: bool = False,
+) -> Decision:
+    """The first rule that applies makes the prompt dense and gives the reason. No rule: speculative.
+
+    size: tokens of the prompt. spans: None if they are not known. has_text: the text is known, so that a task would be
+    found. untrusted: a pool has failed its start probe.
+    """
+    layout = spans.layout if spans else NO_LAYOUT
+    rules = (
+        (not options.enabled, "disabled"),
+        (options.keeps_all and not layout.rates.size, "keep-all"),
+        (size < options.min_prompt_tokens, "short-prompt"),
+        (untrusted, "start-probe"),
+        (prompt_logprobs, "prompt-logprobs"),
+        (echo, "echo"),
+        (beam_search, "beam-search"),
+        (spans is not None and spans.unmapped, "unmapped-chat"),
+        (spans is not None and spans.protected_tokens == size, "all-protected"),
+        # The look-ahead needs no task. All other scores do.
+        (has_text and not len(layout.questions) and not options.for_prompt(windows=False).tokens_ahead, "no-task"),
+    )
+    return next((Decision(False, reason) for applies, reason in rules if applies), Decision(True, "requested"))
+
+
+class Reads(NamedTuple):
+    """What each pool would read: the target of the whole prompt, the speculator, the target of the kept prompt."""
+
+    dense: Read
+    read: Read
+    kept: Read
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,38 +103,11 @@ class Work:
         return self.speculator_ms + self.target_ms
 
 
-Mode = Literal["dense", "speculative"]
-MODES: tuple[Mode, ...] = "dense", "speculative"
-
-MARGIN = 0.1
-"""A prompt runs speculative, or changes the mode of its earlier turn, only for a gain of this share."""
-STALE_S = 300.0
-"""A prompt with n times the dense estimate tries the speculator again if nothing was read there for n times this."""
-
-SPECULATOR_SHARE = 0.25
-"""The speculator's time per token as a share of the target's, until both are measured."""
-UNMEASURED = Decision(True, "unmeasured")
-NO_CORRECTIONS: Mapping[Mode, float] = dict.fromkeys(MODES, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Reads:
-    """What each pool would read: the target of the whole prompt, the speculator, the target of the kept prompt.
-
-    cold: what the target would read of the whole prompt with an empty cache.
-    """
-
-    dense: Read
-    cold: Read
-    read: Read
-    kept: Read
-
-
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Milliseconds until the first token. cold: dense with an empty cache. age_s: of the speculator's last measurement,
     seconds. later: how much longer the turns after this one are expected to take if this one runs speculative
-    (`router.decision.later_turns`). queue: the wait for the target, which is a part of all three. burden: how much
+    (`router.decision.conversations`). queue: the wait for the target, which is a part of all three. burden: how much
     longer all others wait if this prompt runs dense and not speculative.
     """
 
@@ -93,21 +133,20 @@ def estimate(
 ) -> Estimate | None:
     """None before both pools have been measured often enough. later: as in Estimate. corrections: by what the computing
     of each mode is multiplied (`router.decision.kinds`)."""
-    read = speculator.estimate(reads.read)
-    kept = target.estimate(reads.kept)
-    dense, cold = target.estimate(reads.dense), target.estimate(reads.cold)
+    read, kept, dense = speculator.estimate(reads.read), target.estimate(reads.kept), target.estimate(reads.dense)
+    cold = target.estimate(Read(reads.dense.tokens + reads.dense.cached))
     if read is None or kept is None or dense is None or cold is None:
         return None
-    queue, asked = target.queue_ms, speculator.queue_ms
+    queue, speculator_queue = target.queue_ms, speculator.queue_ms
     return Estimate(
         dense=queue + corrections["dense"] * dense,
-        speculative=asked + queue + corrections["speculative"] * (read + kept),
+        speculative=speculator_queue + queue + corrections["speculative"] * (read + kept),
         cold=queue + corrections["dense"] * cold,
         age_s=now - speculator.measured_at,
         later=later,
         queue=queue,
         # As many wait behind this prompt as before it: the queue, divided by the time that one of them takes.
-        burden=(dense - kept - later) * queue / kept - asked if kept else 0.0,
+        burden=(dense - kept - later) * queue / kept - speculator_queue if kept else 0.0,
     )
 
 
@@ -126,7 +165,6 @@ def sooner(estimate: Estimate, before: Mode | None = None) -> Decision:
     def less(ms: float) -> float:
         return ms - MARGIN * (ms - estimate.queue)
 
-    worth = less(estimate.cold)
     dense = estimate.dense if before == "speculative" else less(estimate.dense)
     alone = less(estimate.speculative) if before == "speculative" else estimate.speculative
     speculative = alone + estimate.later
@@ -138,7 +176,7 @@ def sooner(estimate: Estimate, before: Mode | None = None) -> Decision:
         return Decision(True, "probe")
     if alone < dense:
         return Decision(False, "later-turns")
-    return Decision(False, "cached" if estimate.speculative < worth else "sooner")
+    return Decision(False, "cached" if estimate.speculative < less(estimate.cold) else "sooner")
 
 
 def fewer(reads: Reads, extra: float) -> Decision:

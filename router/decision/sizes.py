@@ -1,8 +1,15 @@
-"""How many tokens of a prompt a selection keeps, as far as it is known before it. Pure.
+"""How many tokens each pool reads of a prompt, as far as it is known before a selection. Pure.
 
     kept = protected + rate * tokens of each region with a rate of its own + share * all other tokens
 
-So a share or a rate is one of what may be dropped, as in `speculator_service.scoring.selection`.
+So a share or a rate is one of what may be dropped, as in `speculator_service.scoring.selection`. In windows
+(`kv_transfer.windows.WindowPlan`) a speculator reads
+
+    tokens = prompt - outside - cached + windows * (question + frame)
+    read   = tokens + again
+
+`again` is the second read (`WindowPlan.tokens_again`), with its question and frame. It is never cached. Each window is
+a prompt of its own, so attention does not grow with the prompt: the time is linear in `read`.
 """
 
 from dataclasses import dataclass
@@ -13,9 +20,15 @@ from cachetools import LRUCache
 
 from kv_transfer.layout import NO_LAYOUT, TextLayout
 from kv_transfer.options import AUTO, SHORT_TEXT, SelectionOptions
+from kv_transfer.windows import AGAIN_SHARE, MOST_AGAIN, WindowPlan
+from skim_common.models.costs import Read
 
 WAYS = 256
 """So many ways to select by a coverage are remembered, each with the share that it kept."""
+BLOCK = 32
+"""Windows share the whole blocks of their head in the prefix cache: tokens of a block, on CPU. It is 16 on a GPU."""
+MEAN_SHARE = 0.75
+"""The mean size of a window of a long text as a share of the largest: it has half or more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,27 +83,29 @@ class KeptSizes:
 
 
 class KeptShares:
-    """The shares that selections by a coverage kept of what may be dropped: for each way to score (a word), each
-    coverage and about as many texts, the mean of the latest, where each counts half as much as the next one. One long
-    text and a hundred messages keep different shares."""
+    """The shares that selections by a coverage kept of what may be dropped.
+
+    For each way to score (a word), each coverage and about as many texts, it is the mean of the latest, where each
+    counts half as much as the next one. One long text and a hundred messages keep different shares.
+    """
 
     def __init__(self) -> None:
-        self._found: LRUCache[_Key, float] = LRUCache(WAYS)
+        self._shares: LRUCache[_Key, float] = LRUCache(WAYS)
 
     def of(self, way: str, options: SelectionOptions, sizes: KeptSizes) -> float:
         """The share that a selection will keep; before there was one like it, that of any number of texts; before there
         was one at all, the largest."""
         if options.fixed_rate is not None:
             return options.fixed_rate
-        most = options.largest_share if options.keep_rate == AUTO else options.coverage or 1.0
-        return next((self._found[key] for key in _keys(way, options, sizes) if key in self._found), most)
+        largest = options.largest_share if options.keep_rate == AUTO else options.coverage or 1.0
+        return next((self._shares[key] for key in _keys(way, options, sizes) if key in self._shares), largest)
 
     def selected(self, way: str, options: SelectionOptions, sizes: KeptSizes, kept: int) -> None:
         """Learn that a new selection kept so many tokens."""
         share = sizes.share_of(kept)
         if share is not None and options.wanted_coverage is not None:
             for key in _keys(way, options, sizes):
-                self._found[key] = (self._found.get(key, share) + share) / 2
+                self._shares[key] = (self._shares.get(key, share) + share) / 2
 
 
 _Key = tuple[str, float | None, int]
@@ -101,3 +116,48 @@ def _keys(way: str, options: SelectionOptions, sizes: KeptSizes) -> tuple[_Key, 
     """Where the share of such a selection stands, and that of all by this way and coverage."""
     coverage = options.covering(sizes.droppable).coverage
     return (way, coverage, sizes.texts.bit_length() // 2), (way, coverage, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowReads:
+    """What a speculator reads of a prompt of `size` tokens in windows.
+
+    head: tokens of the frame's beginning. again: the best of several windows is read once more. new: in all methods, so
+    many tokens of a long text more.
+    """
+
+    plan: WindowPlan
+    size: int
+    head: int = 0
+    again: bool = False
+
+    @classmethod
+    def of(cls, options: SelectionOptions, plan: WindowPlan | None, size: int, head: int = 0) -> "WindowReads | None":
+        """None for a prompt that is read as a whole."""
+        if options.read != "windows" or options.selector == "lexical" or plan is None:
+            return None
+        return cls(plan, size, head, options.read_again == "on")
+
+    def count(self, new: int = 0) -> float:
+        """The windows, at least 1."""
+        return max(1.0, self.plan.windows + new / (MEAN_SHARE * self.plan.size))
+
+    def known(self, tokens: int, new: int = 0) -> float:
+        """The tokens that windows find in the cache if the first ones of the prompt were read before. Of the windows of
+        one prompt, the first one reads the head, and the others find it."""
+        outside = self.size - self.plan.tokens
+        return max(0, tokens - outside) + (self.count(new) - 1) * (self.head - self.head % BLOCK)
+
+    def tokens(self, cached: float, new: int = 0) -> float:
+        """The tokens that the windows compute. cached: tokens that they had cached."""
+        return max(1.0, self.plan.tokens + new - cached + self.count(new) * self.plan.around)
+
+    def tokens_again(self, new: int = 0) -> float:
+        """The tokens of the second read; 0 without one."""
+        if not self.again or self.count(new) <= 1:
+            return 0.0
+        return self.plan.around + min(MOST_AGAIN, AGAIN_SHARE * (self.plan.tokens + new))
+
+    def read(self, cached: float, new: int = 0) -> Read:
+        """All that is computed. cached: as in `tokens`."""
+        return Read.of(self.tokens(cached, new) + self.tokens_again(new))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.prefix_hash import block_hashes
-from router.decision.cache_ledger import BLOCK_TOKENS, CachedPrefix, CacheLedger
+from router.decision.ledger import BLOCK_TOKENS, CachedPrefix, CacheLedger
 
 DOCUMENT = 20 * BLOCK_TOKENS
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kv_transfer.options import SelectionOptions
-from router.decision.kept_sizes import KeptShares, KeptSizes
+from router.decision.sizes import KeptShares, KeptSizes
 from speculator_service.scoring.selection import select
 from tests.unit.kv_transfer.layouts import layout_of
 

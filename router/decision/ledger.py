@@ -9,13 +9,15 @@ cached and used again makes others older only if it was in the older half. What 
 What other routers sent is unknown: a prefix that only they know counts as not cached.
 """
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from kv_transfer.arrays import Int32Array
+from kv_transfer.messages import KeptPrompt
 from skim_common.prefixes import common_prefix
 
 BLOCK_TOKENS = 128
@@ -89,26 +91,69 @@ class CacheLedger:
 
     def find(self, ids: Int32Array, hashes: Sequence[bytes]) -> CachedPrefix:
         """The longest known beginning of a prompt that is probably still cached. ids, hashes: as in `add`."""
-        found, rest = CachedPrefix(), None
+        prefix, rest = CachedPrefix(), None
         for count, block in enumerate(hashes, 1):
             known = self._blocks.get(block)
             # Engines evict the end of a prompt first.
             if known is None or (age := self._written - known.used_at) + known.kept > self.horizon:
                 break
-            found, rest = CachedPrefix(count * BLOCK_TOKENS, known.kept, age), known.rest
-        more = 0 if rest is None else common_prefix(rest, ids[found.tokens :])
-        return CachedPrefix(found.tokens + more, found.kept + more, found.age)
+            prefix, rest = CachedPrefix(count * BLOCK_TOKENS, known.kept, age), known.rest
+        more = 0 if rest is None else common_prefix(rest, ids[prefix.tokens :])
+        return CachedPrefix(prefix.tokens + more, prefix.kept + more, prefix.age)
 
-    def correct(self, found: CachedPrefix, cached: int) -> None:
-        """Learn the horizon: the pool was expected to have the found tokens cached and had `cached`."""
-        if found.kept < BLOCK_TOKENS:
+    def correct(self, expected: CachedPrefix, cached: int) -> None:
+        """Learn the horizon: the pool had `cached` tokens of a prefix that it was expected to hold."""
+        if expected.kept < BLOCK_TOKENS:
             return
-        needed = (found.age + found.kept) / self.capacity
-        if 2 * cached >= found.kept:
+        needed = (expected.age + expected.kept) / self.capacity
+        if 2 * cached >= expected.kept:
             self._share = min(1.0, max(self._share, 2 * needed))
         elif needed < self._share:
             # The geometric mean: a few misses are enough, and one miss on another replica is not too much.
             self._share = (self._share * needed) ** 0.5
+
+
+class TargetCaches:
+    """What the target pool has cached of this router's prompts, as they are (dense) and as they were kept."""
+
+    def __init__(self) -> None:
+        self.dense, self.kept = CacheLedger(), CacheLedger()
+        self._reading = Counter[bytes]()
+
+    def wrote(self, tokens: int) -> None:
+        """As `CacheLedger.wrote`, of both forms: they share the caches."""
+        for ledger in (self.dense, self.kept):
+            ledger.wrote(tokens)
+
+    def coming(self, hashes: Sequence[bytes]) -> int:
+        """The tokens at the beginning of a prompt that the target reads now for others. hashes: of its blocks."""
+        return next((i for i, block in enumerate(hashes) if block not in self._reading), len(hashes)) * BLOCK_TOKENS
+
+    @contextmanager
+    def reading(self, hashes: Sequence[bytes]) -> Iterator[None]:
+        """While a dense prompt is with the target: those that come behind it find in the cache what it reads."""
+        self._reading.update(hashes)
+        try:
+            yield
+        finally:
+            for block in hashes:
+                self._reading[block] -= 1
+                if not self._reading[block]:
+                    del self._reading[block]
+
+    def add(self, ids: Int32Array, hashes: Sequence[bytes], prompt: KeptPrompt, *, whole: bool) -> None:
+        """The target has a prompt, or its answer too: ids [N]. hashes: of its blocks. prompt: as it was read. whole: as
+        it is."""
+        if whole:
+            self.dense.add(ids, hashes, ends_of(hashes))
+            return
+        ends = np.array(ends_of(hashes), np.int64)
+        in_prompt = np.searchsorted(np.sort(prompt.positions), np.minimum(ends, prompt.context_length))
+        self.kept.add(ids, hashes, (in_prompt + np.maximum(0, ends - prompt.context_length)).tolist())
+        # As far as nothing is dropped, it is the beginning of a dense prompt too.
+        alike = common_prefix(prompt.positions, np.arange(prompt.positions.size, dtype=np.int32))
+        blocks = hashes[: alike // BLOCK_TOKENS]
+        self.dense.add(ids[:alike], blocks, ends_of(blocks))
 
 
 def ends_of(hashes: Sequence[bytes]) -> Sequence[int]:

@@ -1,0 +1,187 @@
+"""What one router has seen of later turns: how likely a prompt has one, what it costs, and which conversations live.
+
+The prompt of a complete answer rests. Its next turn is a prompt that begins with more than half of it. Without one for
+REST_S, it counts as the last turn of its conversation; a next turn that comes after all counts besides.
+
+A prompt that runs speculative is a bet on its later turns too: each of them reads the new question on both pools and
+late units on the target, while a dense conversation reads only the new tokens. A client can tell their number
+(`router.options.headers`). Until a later turn was seen, it counts as SHORT_TEXT new tokens and LATE_TOKENS late ones.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from cachetools import LRUCache, TTLCache
+
+from kv_transfer.options import LATE_TOKENS, SHORT_TEXT
+from router.decision.choice import SPECULATOR_SHARE
+from router.decision.ledger import BLOCK_TOKENS
+from router.decision.pool_time import PoolTime
+from skim_common.decaying_mean import DecayingMean
+from skim_common.models.costs import Read
+
+DECAY = 0.97
+"""Weight of a prompt after the next one: about the latest 33 count."""
+REST_S = 60.0
+IDLE_S = 600.0
+"""A conversation lives for so long after its latest turn. Of the turns in public traces of agents, 4.5 % come later
+than five minutes."""
+ASSUMED = 4.0
+"""So many prompts are assumed before the first one: of a shape with the share of ASSUMED_SHARES, and of a client with
+that of all clients."""
+ASSUMED_SHARES: Mapping[str, float] = {"tools": 1.0, "turns": 1.0}
+"""A prompt of another shape is assumed to be the last one."""
+PROMPTS, CLIENTS, CONVERSATIONS = 65536, 4096, 4096
+"""So many prompts, pairs of client and shape, and living conversations are remembered."""
+MOST_TURNS = 4.0
+"""The expected number of later turns is at most this, because the first token of a prompt is certain."""
+
+Client = tuple[str, str]
+"""The name of an API key, empty without keys, and the shape of a prompt (`shape_of`)."""
+
+
+def shape_of(roles: Sequence[str] | None, *, has_tools: bool) -> str:
+    """The shape of a prompt. roles: of a chat's messages; None for a raw prompt."""
+    if has_tools:
+        return "tools"
+    return "text" if roles is None else "turns" if "assistant" in roles else "chat"
+
+
+def middle(hashes: Sequence[bytes], opening: int) -> int | None:
+    """The block in the middle of what stands behind the opening: a next turn begins with all up to it. None without
+    one. hashes: of the prompt's blocks. opening: tokens that all conversations may share."""
+    block = (min(len(hashes), _first(opening)) + len(hashes)) // 2
+    return block if block < len(hashes) else None
+
+
+def goes_on(hashes: Sequence[bytes], opening: int, later: Sequence[bytes]) -> bool:
+    """Whether a later prompt is a turn of the same conversation. hashes, later: of the blocks of both prompts. opening:
+    as in `middle`."""
+    block = middle(hashes, opening)
+    return block is not None and block < len(later) and hashes[block] == later[block]
+
+
+def _first(opening: int) -> int:
+    """The first whole block behind the opening."""
+    return -(-opening // BLOCK_TOKENS)
+
+
+class Conversations:
+    """Which prompts have a next turn, and which conversations live. clock: seconds. hashes, opening: as in `middle`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._resting: TTLCache[bytes, Client] = TTLCache(PROMPTS, REST_S, clock)
+        self._ended: LRUCache[bytes, Client] = LRUCache(PROMPTS)
+        self._clients: LRUCache[Client, DecayingMean] = LRUCache(CLIENTS)
+        self._shapes: dict[str, DecayingMean] = {}
+        self._living: TTLCache[bytes, tuple[int, bool]] = TTLCache(CONVERSATIONS, IDLE_S, clock)
+
+    def answered(self, client: Client, hashes: Sequence[bytes], opening: int, tokens: int, *, rests: bool) -> None:
+        """A prompt of so many tokens has its answer. rests: it counts in the share of prompts with a next turn."""
+        if (first := _first(opening)) < len(hashes):
+            self._living[hashes[first]] = tokens, hashes[first] in self._living
+        if rests and (block := middle(hashes, opening)) is not None:
+            self._end()
+            self._resting[hashes[block]] = client
+
+    def arrived(self, hashes: Sequence[bytes]) -> None:
+        """A prompt came."""
+        self._end()
+        for block in reversed(hashes):
+            if client := self._resting.pop(block, None) or self._ended.pop(block, None):
+                self._count(client, 1.0)
+                return
+
+    def share(self, client: Client) -> float:
+        """The share of such prompts of this client that have a next turn."""
+        self._end()
+        return self._of_client(client).value
+
+    def others(self, hashes: Sequence[bytes], opening: int) -> int:
+        """The tokens of all other living conversations that have had more than one turn."""
+        first = _first(opening)
+        own = hashes[first] if first < len(hashes) else None
+        return sum(tokens for key, (tokens, came_back) in self._living.items() if came_back and key != own)
+
+    def _end(self) -> None:
+        for block, client in self._resting.expire():
+            self._ended[block] = client
+            self._count(client, 0.0)
+
+    def _count(self, client: Client, followed: float) -> None:
+        for mean in (self._of_client(client), self._of_shape(client[1])):
+            mean.add(followed)
+
+    def _of_client(self, client: Client) -> DecayingMean:
+        assumed = ASSUMED * self._of_shape(client[1]).value
+        return self._clients.setdefault(client, DecayingMean(DECAY, assumed, ASSUMED))
+
+    def _of_shape(self, shape: str) -> DecayingMean:
+        assumed = ASSUMED * ASSUMED_SHARES.get(shape, 0.0)
+        return self._shapes.setdefault(shape, DecayingMean(DECAY, assumed, ASSUMED))
+
+
+class LaterTurns:
+    """What later turns cost: means over the latest prompts. A prompt is a later turn if at least half is known."""
+
+    def __init__(self) -> None:
+        self._later, self._new, self._late = DecayingMean(DECAY), DecayingMean(DECAY), DecayingMean(DECAY)
+
+    def began(self, tokens: int, known: int) -> None:
+        """A prompt of `tokens` tokens ran; the caches knew `known` of them, in whichever form. Both without the tokens
+        that stand before all turns, such as a system prompt, which prompts of many conversations share."""
+        is_later = 0 < tokens <= 2 * known
+        self._later.add(is_later)
+        self._new.add(is_later * (tokens - known), is_later)
+
+    def extended(self, late: float) -> None:
+        """The target computed `late` tokens of a later turn's kept prompt besides those that are kept of the new
+        ones."""
+        self._late.add(late)
+
+    @property
+    def expected(self) -> float:
+        """The number of later turns that a prompt has on average, at most MOST_TURNS."""
+        share = self._later.value
+        return min(MOST_TURNS, share / (1 - share)) if share < 1 else MOST_TURNS
+
+    @property
+    def late(self) -> float:
+        """The tokens that the target reads of a later turn besides those that are kept of the new ones."""
+        return max(0.0, self._late.value) if self._late.weight else LATE_TOKENS
+
+    def kept(self, new: int, share: float) -> float:
+        """The tokens that the target reads of a later turn with `new` new tokens, of which `share` are kept."""
+        return (new if new <= SHORT_TEXT else share * new) + self.late
+
+    @property
+    def _new_tokens(self) -> int:
+        """The new tokens of an average later turn."""
+        return max(1, round(self._new.value)) if self._new.weight else SHORT_TEXT
+
+    def extra_tokens(self, share: float, turns: int) -> float:
+        """How many more tokens `turns` later turns of a prompt read if it runs speculative, in tokens of the target."""
+        new = self._new_tokens
+        return turns * max(0.0, SPECULATOR_SHARE * new + self.kept(new, share) - new)
+
+    def extra_ms(
+        self,
+        speculator: Callable[[int], float | None],
+        target: PoolTime,
+        size: int,
+        kept: int,
+        share: float,
+        turns: int | None = None,
+    ) -> float:
+        """How much longer all later turns of a prompt are expected to take if it runs speculative, at least 0.
+
+        speculator: the milliseconds of its read of so many new tokens behind the prompt; None if it is not known. size:
+        tokens of the prompt, of which a selection keeps `kept`; the pools have them cached then. share: of new tokens
+        that are kept. turns: as the client has told; None: as expected.
+        """
+        new = self._new_tokens
+        read = speculator(new)
+        extended = target.estimate(Read(max(1, round(self.kept(new, share))), kept))
+        dense = target.estimate(Read(new, size))
+        if read is None or extended is None or dense is None:
+            return 0.0
+        return (self.expected if turns is None else turns) * max(0.0, read + extended - dense)
