@@ -12,17 +12,16 @@ from prometheus_client import Metric
 from pydantic import BaseModel, ConfigDict, Field
 from ray.util.placement_group import PlacementGroup
 
-from actors.lifecycle.engine_watch import EngineWatch
-from actors.lifecycle.failed_probes import note_failed_probe
-from actors.lifecycle.startup import gc_frozen, retried_start
+from actors.lifecycle.starts import gc_frozen, note_failed_probe, retried_start
+from actors.lifecycle.watch import EngineWatch
 from actors.observability.exposition import Exposition, expose
 from actors.observability.logs import log_through_serve
 from actors.observability.metrics import pool_families
 from actors.observability.tracing import start_traces, stop_traces
 from actors.ray_hooks.serve_logger import kept_log_file
-from kv_transfer.codec import encode
+from kv_transfer.codec import encode, encode_error
 from kv_transfer.engine import Engine
-from skim_common.errors import SkimError
+from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.proxies import call_directly
 from skim_common.versions import check_version
 
@@ -120,3 +119,18 @@ class PoolActor(ABC):
             watch.stop()
         if engine := getattr(self, "_engine", None):
             engine.close()
+
+
+def reply_to_failure(error: Exception, pool: str) -> bytes:
+    """Encode the error for the caller, who raises it again. The cause of an engine's failure stays in this log.
+
+    The client may see the text of a SkimError, so the engines name no path, host or trace in it.
+    """
+    explained = isinstance(error, SkimError) and error.__cause__ is None
+    if not (isinstance(error, InvalidRequestError) or explained):
+        logger.error("the %s engine failed on a request", pool, exc_info=error)
+    if isinstance(error, SkimError):
+        return encode_error(error)
+    return encode_error(
+        EngineUnavailableError(f"the {pool} engine failed on this request; its replica's log has the cause")
+    )

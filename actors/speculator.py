@@ -6,10 +6,9 @@ from typing import Any
 import ray
 from opentelemetry.trace import Span
 
-from actors.error_replies import reply_to_failure
 from actors.observability.spans import DRAFT, SELECT, note_select_parts, note_selection
 from actors.observability.tracing import ending, server_span
-from actors.pool_actor import PoolActor, PoolSettings
+from actors.pool_actor import PoolActor, PoolSettings, reply_to_failure
 from kv_transfer.codec import decode, encode
 from kv_transfer.draft_channel import DraftServer
 from kv_transfer.draft_tls import CertificateFiles, Tls

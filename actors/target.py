@@ -9,12 +9,11 @@ from typing import Any
 import ray
 from prometheus_client import Metric
 
-from actors.error_replies import reply_to_failure
 from actors.multi_node import fetch_on_nodes, own_group, ray_for_ranks
 from actors.observability.exposition import OF_CLIENTS, QUEUES, named
 from actors.observability.spans import answer_span
 from actors.observability.tracing import headers_of
-from actors.pool_actor import PoolActor, PoolSettings
+from actors.pool_actor import PoolActor, PoolSettings, reply_to_failure
 from actors.ray_hooks.replica_draining import Draining, handover, own_replica
 from kv_transfer.codec import decode, encode
 from kv_transfer.messages import ACCEPTED, GenerateRequest

@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from actors.lifecycle.startup import gc_frozen, retried_start
+from actors.lifecycle.starts import gc_frozen, retried_start
 from actors.observability.exposition import Exposition
 from actors.observability.logs import log_through_serve
 from actors.observability.metrics import ProcessMeter
@@ -26,8 +26,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.explain.log import Part
 from router.http.deployment_metrics import DeploymentMetrics
 from router.http.gate import DrainingApp, StartingApp
-from router.options.policies import PolicyOptions
-from router.options.request import PrefillOptions, SpeculationOptions
+from router.options.request import PolicyOptions, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.pools.availability import TIMEOUT_S, PoolStates, ServeState, watch_pools
 from router.pools.serve_pools import ServePools

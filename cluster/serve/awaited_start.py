@@ -7,7 +7,7 @@ from typing import TypeVar
 from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
-from actors.lifecycle.failed_starts import last_failed_start
+from actors.lifecycle.starts import last_failed_start
 from cluster.serve.ray_cluster import app_handle, call_with_timeout, ray_answers
 from cluster.serve.status import failure_reason
 from skim_common.errors import SkimError

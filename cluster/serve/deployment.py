@@ -13,7 +13,7 @@ from ray.serve.config import HTTPOptions
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import LoggingConfig
 
-from actors.lifecycle.failed_starts import forget_failed_starts
+from actors.lifecycle.starts import forget_failed_starts
 from actors.ray_hooks.loopback import ON_LOOPBACK
 from actors.ray_hooks.serve_client import running_http_options
 from cluster.config.schema import DeploymentConfig

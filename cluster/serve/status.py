@@ -14,8 +14,7 @@ from ray import serve
 from ray.serve.schema import DeploymentStatusOverview
 from ray.util import placement_group_table
 
-from actors.lifecycle.failed_probes import failed_probes
-from actors.lifecycle.failed_starts import last_failed_start
+from actors.lifecycle.starts import failed_probes, last_failed_start
 from actors.ray_hooks.local_ray import dead_ray_process
 from cluster.serve.app import APP_NAME
 from cluster.serve.ray_cluster import call_with_timeout, ray_answers

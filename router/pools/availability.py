@@ -17,7 +17,7 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from actors.lifecycle.failed_probes import READ_PERIOD_S, failed_probes
+from actors.lifecycle.starts import READ_PERIOD_S, failed_probes
 from actors.observability.metrics import Meter
 from actors.ray_hooks.controller import Controller
 from router.pools.background_tasks import BackgroundTasks
@@ -55,7 +55,7 @@ class Replicas:
 class PoolStates:
     """The state of each pool. down_after_s: how long an empty pool counts as about to come back. clock: seconds.
 
-    failed_probes: the pools that have failed their start probe (`actors.lifecycle.failed_probes`).
+    failed_probes: the pools that have failed their start probe (`actors.lifecycle.starts`).
     """
 
     def __init__(self, down_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.lifecycle import failed_starts
+from actors.lifecycle import starts
 from actors.ray_hooks import key_value_store
 
 
@@ -10,7 +10,7 @@ from actors.ray_hooks import key_value_store
 def kv_store(monkeypatch):
     """The store by key, in a process that is in Ray."""
     store = {}
-    monkeypatch.setattr(failed_starts.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(starts.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(key_value_store, "_internal_kv_get", lambda key: store.get(key))
     monkeypatch.setattr(key_value_store, "_internal_kv_put", lambda key, value, overwrite: store.update({key: value}))
     monkeypatch.setattr(key_value_store, "_internal_kv_del", store.pop)

@@ -11,7 +11,7 @@ import pytest
 from vllm.exceptions import GracefulHTTPError
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from actors.error_replies import reply_to_failure
+from actors.pool_actor import reply_to_failure
 from kv_transfer.codec import decode
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions

@@ -1,6 +1,7 @@
 """The processes below a replica: told, asked for their stacks, and killed."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,8 +11,8 @@ from contextlib import contextmanager, suppress
 import psutil
 import pytest
 
-from actors.lifecycle import engine_processes
-from actors.lifecycle.engine_processes import ask_for_stacks, kill_below, states
+from actors.lifecycle import watch
+from actors.lifecycle.watch import ask_for_stacks, signal_below, states
 
 TRACKER = "multiprocessing.resource_tracker"
 
@@ -36,7 +37,7 @@ def test_stopped_processes_of_an_engine_end() -> None:
         found = by_command(process)
         found["rank"].suspend()
         found["bash"].suspend()
-        kill_below(process)
+        signal_below(process, signal.SIGKILL)
         await_that(lambda: not runs(found["rank"]) and not runs(found["bash"]))
         assert runs(found[TRACKER])
         found[TRACKER].kill()
@@ -73,14 +74,14 @@ waits_for_ever()
 
 
 def test_the_stacks_of_a_process_that_hangs_are_in_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_processes, "STACKS_S", 0.0)
+    monkeypatch.setattr(watch, "STACKS_S", 0.0)
     words = [sys.executable, "-c", HANGS]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == "ready\n"
         # This test is the replica, and may have other children.
-        monkeypatch.setattr(engine_processes, "_below", lambda replica: [psutil.Process(process.pid)])
+        monkeypatch.setattr(watch, "_below", lambda replica: [psutil.Process(process.pid)])
         ask_for_stacks(psutil.Process())
         lines = [process.stderr.readline() for _ in range(3)]
         assert any("waits_for_ever" in line for line in lines)

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from actors.lifecycle import engine_watch
-from actors.lifecycle.engine_watch import EngineWatch
-from actors.lifecycle.heartbeat import Heartbeat
+from actors.lifecycle import watch as engine_watch
+from actors.lifecycle.watch import EngineWatch, Heartbeat
 from skim_common.errors import EngineUnavailableError
 from tests.unit.router.conftest import until
 

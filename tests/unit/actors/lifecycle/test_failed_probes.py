@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.lifecycle import failed_probes as module
-from actors.lifecycle.failed_probes import PREFIX, failed_probes, note_failed_probe
+from actors.lifecycle import starts as module
+from actors.lifecycle.starts import PROBES, failed_probes, note_failed_probe
 
 TARGET, PREFILL, OTHER = (f"SERVE_REPLICA::{name}" for name in ("skim#target#a", "skim#prefill#b", "skim2#target#c"))
 
@@ -47,7 +47,7 @@ async def test_a_failure_ends_with_its_replica(monkeypatch, alive, store):
     await failed(monkeypatch, TARGET, "one reason")
     alive.remove(TARGET)
     assert failed_probes("skim") == {}
-    assert PREFIX + TARGET not in store
+    assert PROBES + TARGET not in store
 
 
 async def test_outside_ray_nothing_is_noted(monkeypatch, store):

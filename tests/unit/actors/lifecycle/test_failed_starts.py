@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.lifecycle.failed_starts import LONGEST_REASON, FailedStarts, forget_failed_starts, last_failed_start
+from actors.lifecycle.starts import MAX_REASON_CHARS, FailedStarts, forget_failed_starts, last_failed_start
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def test_the_last_failure_of_a_pool_is_found_whatever_its_settings():
 
 def test_a_reason_is_one_short_line():
     FailedStarts("skim", "target", "x").failed(ValueError("y" * 9999))
-    assert len(last_failed_start("skim", "target").reason) == LONGEST_REASON
+    assert len(last_failed_start("skim", "target").reason) == MAX_REASON_CHARS
     FailedStarts("skim", "prefill", "x").failed(ValueError())
     assert last_failed_start("skim", "prefill").reason == "ValueError"
 
@@ -39,7 +39,7 @@ def test_a_changed_deployment_forgets_all(store):
 
 
 def test_outside_ray_nothing_is_noted(monkeypatch, store):
-    monkeypatch.setattr("actors.lifecycle.failed_starts.ray.is_initialized", lambda: False)
+    monkeypatch.setattr("actors.lifecycle.starts.ray.is_initialized", lambda: False)
     starts = FailedStarts("skim", "target", "x")
     starts.failed(ValueError("x"))
     starts.succeeded()

@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from actors.lifecycle.heartbeat import Heartbeat
+from actors.lifecycle.watch import Heartbeat
 
 
 class Engine:

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.lifecycle import startup
-from actors.lifecycle.failed_starts import last_failed_start
-from actors.lifecycle.startup import LONGEST_PAUSE_S, gc_frozen, retried_start
+from actors.lifecycle import starts as startup
+from actors.lifecycle.starts import MAX_PAUSE_S, gc_frozen, last_failed_start, retried_start
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +56,7 @@ async def test_pauses_grow_with_the_failures_in_a_row(in_ray):
     for _ in range(9):
         with pytest.raises(RuntimeError):
             await start("model", fails=True)
-    assert in_ray == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
+    assert in_ray == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, MAX_PAUSE_S, MAX_PAUSE_S]
     await start("model", fails=False)
     in_ray.clear()
     await start("model", fails=False)

@@ -16,8 +16,8 @@ from ray.serve._private import logging_utils
 from ray.serve._private.common import ServeComponentType
 from ray.serve.schema import LoggingConfig
 
-from actors.error_replies import reply_to_failure
 from actors.observability.logs import PACKAGES, log_through_serve
+from actors.pool_actor import reply_to_failure
 from actors.ray_hooks.serve_logger import kept_log_file
 
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from actors.lifecycle.failed_starts import FailedStart
+from actors.lifecycle.starts import FailedStart
 from cluster.commands import status
 from cluster.serve import status as state
 from cluster.serve.app import APP_NAME

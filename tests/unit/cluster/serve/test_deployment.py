@@ -13,7 +13,7 @@ from ray.serve._private.deployment_state import DeploymentState
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
-from actors.lifecycle.failed_starts import FailedStart
+from actors.lifecycle.starts import FailedStart
 from actors.ray_hooks.loopback import ON_LOOPBACK
 from actors.ray_hooks.serve_logger import is_for_the_user
 from cluster.config.load import config_from_flags, load_config

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.error_replies import reply_to_failure
+from actors.pool_actor import reply_to_failure
 from skim_common.errors import EngineUnavailableError
 from tests.unit.router.conftest import MODEL_NAME
 from tests.unit.router.endpoints.test_endpoints import ENDPOINTS, request_body
