@@ -68,7 +68,7 @@ class AnswerRecord:
         self._continues = False
         self.asked = request
         if self._kind != DELTA:
-            sampling = {**request.sampling, "output_kind": DELTA}
+            sampling: Mapping[str, Any] = {**request.sampling, "output_kind": DELTA}
             if self._kind == FINAL_ONLY:
                 sampling = in_larger_messages(sampling, STREAM_INTERVAL)
             self.asked = replace(request, sampling=sampling)

@@ -8,12 +8,7 @@ from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
 from target_service.vllm_backend.continued_answers import answered, continue_in_batch
-from target_service.vllm_backend.cpu_workarounds import (
-    repair_expand_kernel,
-    repair_rejection_kernel,
-    repair_rewinding,
-    repair_stages,
-)
+from target_service.vllm_backend.cpu_workarounds import repair_kernels, repair_rewinding, repair_stages
 from target_service.vllm_backend.kv_connector import read_from_one_thread
 from target_service.vllm_backend.logits_processors import apply_to_drafts
 from target_service.vllm_backend.speculation.proposer import RemoteProposer
@@ -45,8 +40,7 @@ class TargetWorker(RestoringWorker):
 
     def _repair_v1(self) -> None:
         if current_platform.is_cpu():
-            repair_expand_kernel(rejection_sampler)
-            repair_rejection_kernel(rejection_sampler)
+            repair_kernels(rejection_sampler)
             repair_rewinding(self.model_runner)
         if self.vllm_config.speculative_config is not None:
             apply_to_drafts(self.model_runner)
