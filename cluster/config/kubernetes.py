@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 MANY, A_MONTH_MIN = 10_000, 30 * 24 * 60
 """Bounds of numbers, so that none is larger than Kubernetes' fields, which have 32 bits."""
@@ -74,10 +74,8 @@ Url = Annotated[
 ]
 
 
-class TolerationConfig(BaseModel):
+class TolerationConfig(BaseModel, extra="forbid", frozen=True):
     """A taint of nodes that the pods tolerate."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     key: Label
     operator: Literal["Exists", "Equal"] = "Exists"
@@ -91,10 +89,8 @@ class TolerationConfig(BaseModel):
         return self
 
 
-class PodConfig(BaseModel):
+class PodConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=True):
     """The pods of one worker group. A pod is one Ray node and holds one replica, or a part of one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
     cpu: Cores | None = Field(None, description="null: the cores that its replica reserves, rounded up")
     memory: Memory = "8Gi"
@@ -110,10 +106,8 @@ class PodConfig(BaseModel):
     )
 
 
-class ModelVolumeConfig(BaseModel):
+class ModelVolumeConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=True):
     """Where pods find the model folders."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
     mount_path: MountPath = Field(
         "/models",
@@ -124,10 +118,8 @@ class ModelVolumeConfig(BaseModel):
     )
 
 
-class HubConfig(BaseModel):
+class HubConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=True):
     """How pods download models that are hub names (docs/models.md); used only if a model is one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
     mount_path: MountPath = Field("/hub", description="folder of the cache in the pods (HF_HOME)")
     claim: ObjectName | None = Field(
@@ -140,10 +132,8 @@ class HubConfig(BaseModel):
     endpoint: Url | None = Field(None, description="URL of another hub (HF_ENDPOINT)")
 
 
-class RedisConfig(BaseModel):
+class RedisConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=True):
     """A Redis of yours that keeps Ray's cluster state, so that a new head finds its workers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
     address: Annotated[
         str, _like(r"(rediss?://)?[^\s/:]+:[0-9]+", "host:port or rediss://host:port"), AfterValidator(_with_port)
@@ -153,10 +143,8 @@ class RedisConfig(BaseModel):
     password_key: SecretKey = Field("redis-password", description="key of the password in its Secret")
 
 
-class BatchConfig(BaseModel):
+class BatchConfig(BaseModel, extra="forbid", frozen=True):
     """The batch job: reads rows and writes answers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     input: str = Field(description="rows in OpenAI's batch format: a file under /data, or an fsspec URL")
     output: str = Field(description="answers: a file under /data, or an fsspec URL")
@@ -182,20 +170,16 @@ class BatchConfig(BaseModel):
         return self
 
 
-class NetworkConfig(BaseModel):
+class NetworkConfig(BaseModel, extra="forbid", frozen=True):
     """Namespaces whose pods may connect to ours; all others are blocked."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     client_namespaces: tuple[Namespace, ...] = Field((), description="namespaces of clients, besides our own")
     operator_namespace: Namespace = Field("kuberay-system", description="namespace of the KubeRay operator")
     monitoring_namespace: Namespace = Field("monitoring", description="namespace of Prometheus")
 
 
-class KubernetesConfig(BaseModel):
+class KubernetesConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=True):
     """Settings of `skim manifests`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
     name: Name = "skim"
     namespace: Namespace = "default"

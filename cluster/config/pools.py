@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from cluster.config import vllm_options
 from cluster.config.kubernetes import Label, LabelValue
@@ -24,6 +24,11 @@ ENGINES = ("vllm", "mock")
 """Engines that read a model's config and tokenizer, but no weights."""
 
 
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Amount
+
+
 def _located(model: str, info: ValidationInfo) -> str:
     return located(model, (info.context or {}).get("folder", Path()))
 
@@ -35,37 +40,24 @@ def kv_cache_gib(environment: Mapping[str, str]) -> int:
     return int(size)
 
 
-class AutoscalingConfig(BaseModel):
+class AutoscalingConfig(BaseModel, extra="forbid", frozen=True):
     """How the number of replicas follows the load. Options of Ray Serve have the names that Serve gives them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     min_replicas: int = Field(
         1, ge=0, description="0: an idle pool stops; the next request waits until it has started again"
     )
     max_replicas: int = Field(1, ge=1)
-    target_ongoing_requests: float = Field(
-        8.0, gt=0, allow_inf_nan=False, description="running and queued requests wanted per replica"
+    target_ongoing_requests: Positive = Field(8.0, description="running and queued requests wanted per replica")
+    upscale_delay_s: Seconds = Field(30.0, description="how long the load must stay high before the pool grows")
+    downscale_delay_s: Seconds = Field(600.0, description="how long the load must stay low before the pool shrinks")
+    downscale_to_zero_delay_s: Seconds | None = Field(
+        None, description="the same for the last replica; null: downscale_delay_s"
     )
-    upscale_delay_s: float = Field(
-        30.0, ge=0, allow_inf_nan=False, description="how long the load must stay high before the pool grows"
-    )
-    downscale_delay_s: float = Field(
-        600.0, ge=0, allow_inf_nan=False, description="how long the load must stay low before the pool shrinks"
-    )
-    downscale_to_zero_delay_s: float | None = Field(
-        None, ge=0, allow_inf_nan=False, description="the same for the last replica; null: downscale_delay_s"
-    )
-    upscaling_factor: float = Field(1.0, gt=0, allow_inf_nan=False, description="gain of one step up")
-    downscaling_factor: float = Field(1.0, gt=0, allow_inf_nan=False, description="gain of one step down")
-    look_back_period_s: float = Field(
-        30.0, gt=0, allow_inf_nan=False, description="time over which the load is averaged"
-    )
-    metrics_interval_s: float = Field(
-        10.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="how often replicas and routers report; less than the look-back",
+    upscaling_factor: Positive = Field(1.0, description="gain of one step up")
+    downscaling_factor: Positive = Field(1.0, description="gain of one step down")
+    look_back_period_s: Positive = Field(30.0, description="time over which the load is averaged")
+    metrics_interval_s: Positive = Field(
+        10.0, description="how often replicas and routers report; less than the look-back"
     )
 
     @model_validator(mode="after")
@@ -75,13 +67,11 @@ class AutoscalingConfig(BaseModel):
         return self
 
 
-class PoolConfig(BaseModel):
+class PoolConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=True):
     """One pool: replicas of one model on one engine. A replica is one Ray actor and its engine's processes.
 
     With `nodes_per_replica`, the ranks are Ray actors, too, on the nodes of a placement group.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
     model: Annotated[str, Field(min_length=1), AfterValidator(_located)] = Field(
         description="folder, or hub name (owner/name@revision); a relative path starts at the config file's folder"
@@ -101,11 +91,9 @@ class PoolConfig(BaseModel):
     nodes_per_replica: int = Field(
         1, ge=1, description="nodes that share the ranks of a replica evenly; above 1 for a target larger than a node"
     )
-    cpus_per_replica: float = Field(1.0, ge=0, allow_inf_nan=False, description="CPU cores that Ray reserves")
-    gpus_per_replica: float | None = Field(
+    cpus_per_replica: Amount = Field(1.0, description="CPU cores that Ray reserves")
+    gpus_per_replica: Amount | None = Field(
         None,
-        ge=0,
-        allow_inf_nan=False,
         description="GPUs of a replica; null: one for each rank if the Ray cluster has any, else none; "
         "a fraction shares a GPU and needs engine_options.gpu_memory_utilization",
     )
@@ -119,16 +107,10 @@ class PoolConfig(BaseModel):
         default_factory=dict, description="Ray node labels that a replica's node must have"
     )
     max_ongoing_requests: int = Field(64, ge=1, description="requests that one replica runs at a time")
-    drain_timeout_s: float = Field(
-        60.0, ge=0, allow_inf_nan=False, description="how long a stopping replica may take to finish its requests"
-    )
-    start_timeout_s: float = Field(
-        1800.0, gt=0, allow_inf_nan=False, description="a start that takes longer is ended, and another one begins"
-    )
-    hung_after_s: float = Field(
+    drain_timeout_s: Seconds = Field(60.0, description="how long a stopping replica may take to finish its requests")
+    start_timeout_s: Positive = Field(1800.0, description="a start that takes longer is ended, and another one begins")
+    hung_after_s: Positive = Field(
         300.0,
-        gt=0,
-        allow_inf_nan=False,
         description="a replica whose engine gives no sign of life for so long ends, and another one starts; "
         "longer than the engine's longest step",
     )
@@ -177,22 +159,22 @@ class PoolConfig(BaseModel):
         return env
 
     @model_validator(mode="after")
-    def _options_that_are_taken(self) -> Self:
+    def _settings_that_go_together(self) -> Self:
         vllm_options.check_engine_options(self.engine_options, has_front=isinstance(self, TargetConfig))
-        return self
-
-    @model_validator(mode="after")
-    def _a_gpu_for_each_rank(self) -> Self:
         if self.ranks > 1 and 0 < (self.gpus_per_replica or 0) < self.ranks:
             raise ValueError(
                 "gpus_per_replica must be at least tensor_parallel times pipeline_parallel: each rank needs its own GPU"
             )
+        if self.nodes_per_replica > 1:
+            self._check_nodes()
+        if not isinstance(self, PrefillConfig):  # the target's engine_options are filled in first
+            self.check_memory_share()
+        scaling = self.autoscaling
+        if scaling and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
+            raise ValueError("replicas must be between autoscaling.min_replicas and autoscaling.max_replicas")
         return self
 
-    @model_validator(mode="after")
-    def _nodes_share_the_ranks(self) -> Self:
-        if self.nodes_per_replica == 1:
-            return self
+    def _check_nodes(self) -> None:
         if self.ranks % self.nodes_per_replica:
             raise ValueError(
                 f"nodes_per_replica {self.nodes_per_replica} must divide the {self.ranks} ranks of a replica"
@@ -208,19 +190,15 @@ class PoolConfig(BaseModel):
                 f"env sets {own[0]}, which differs between the nodes of a replica: leave it out, or set it in the"
                 " environment in which Ray starts on each node"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _a_share_of_the_gpu_memory(self) -> Self:
-        _check_memory_share(self)
-        return self
-
-    @model_validator(mode="after")
-    def _starts_in_range(self) -> Self:
-        scaling = self.autoscaling
-        if scaling and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
-            raise ValueError("replicas must be between autoscaling.min_replicas and autoscaling.max_replicas")
-        return self
+    def check_memory_share(self) -> None:
+        """vLLM takes 0.92 of a GPU's memory by default, so a second engine on the GPU would not start."""
+        share = self.gpus_per_replica
+        if self.engine == "vllm" and share and share < 1 and "gpu_memory_utilization" not in self.engine_options:
+            raise ValueError(
+                f"gpus_per_replica {share:g} shares a GPU: set engine_options.gpu_memory_utilization to the share of"
+                f" its memory that this replica may take, such as {0.9 * share:.2f}"
+            )
 
     @property
     def ranks(self) -> int:
@@ -231,6 +209,13 @@ class PoolConfig(BaseModel):
     def most_replicas(self) -> int:
         """The largest number of replicas that the pool may have."""
         return self.autoscaling.max_replicas if self.autoscaling else self.replicas
+
+    def placed(self, *, on_gpus: bool) -> Self:
+        """The pool with `gpus_per_replica` filled in: its own value, else one GPU per rank if `on_gpus`."""
+        if self.gpus_per_replica is not None:
+            return self
+        gpus = self.ranks if on_gpus and self.engine != "mock" else 0
+        return self.model_copy(update={"gpus_per_replica": float(gpus)})
 
     @property
     def options_of_engine(self) -> dict[str, Any]:
@@ -248,11 +233,6 @@ class PrefillConfig(PoolConfig):
     """The pool that prefills for a split target. A setting that is left out is the target's, except for its size."""
 
     model: Annotated[str, AfterValidator(_located)] = Field("", description="the target's")
-
-    @model_validator(mode="after")
-    def _a_share_of_the_gpu_memory(self) -> Self:
-        """Checked by TargetConfig, after the target's engine_options are filled in."""
-        return self
 
 
 class TargetConfig(PoolConfig):
@@ -288,23 +268,5 @@ class TargetConfig(PoolConfig):
         elif adapters := self.options_of_engine.get("lora_modules"):
             update["engine_options"] = {**prefill.engine_options, "lora_modules": adapters}
         prefill = prefill.model_copy(update=update)
-        _check_memory_share(prefill)
+        prefill.check_memory_share()
         return self.model_copy(update={"prefill": prefill})
-
-
-def _check_memory_share(pool: PoolConfig) -> None:
-    """vLLM takes 0.92 of a GPU's memory by default, so a second engine on the GPU would not start."""
-    share = pool.gpus_per_replica
-    if pool.engine == "vllm" and share and share < 1 and "gpu_memory_utilization" not in pool.engine_options:
-        raise ValueError(
-            f"gpus_per_replica {share:g} shares a GPU: set engine_options.gpu_memory_utilization to the share of its"
-            f" memory that this replica may take, such as {0.9 * share:.2f}"
-        )
-
-
-def placed(pool: PoolConfig, *, on_gpus: bool) -> PoolConfig:
-    """`pool` with `gpus_per_replica` filled in: its own value, else one GPU per rank if `on_gpus`."""
-    if pool.gpus_per_replica is not None:
-        return pool
-    gpus = pool.ranks if on_gpus and pool.engine != "mock" else 0
-    return pool.model_copy(update={"gpus_per_replica": float(gpus)})

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from cluster.config import vllm_options
 from cluster.config.kubernetes import KubernetesConfig
-from cluster.config.pools import PoolConfig, TargetConfig, placed
+from cluster.config.pools import PoolConfig, TargetConfig
 from cluster.config.without_effect import settings_without_effect
 from kv_transfer.options import DecodeOptions
 from router.options.request import PolicyOptions
@@ -34,10 +34,8 @@ def _collector(endpoint: str) -> str:
     return endpoint
 
 
-class TracesConfig(BaseModel):
+class TracesConfig(BaseModel, extra="forbid", frozen=True):
     """Spans of each request, sent by OTLP over HTTP (OpenTelemetry)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     endpoint: Annotated[str, AfterValidator(_collector)] = Field(
         description="collector, such as http://collector:4318; spans are sent to its path /v1/traces"
@@ -53,20 +51,16 @@ class TracesConfig(BaseModel):
     )
 
 
-class ObservabilityConfig(BaseModel):
+class ObservabilityConfig(BaseModel, extra="forbid", frozen=True):
     """Logs and traces. Metrics are always exported (Prometheus, on every Ray node)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = Field("text", description="json: one object per line")
     traces: TracesConfig | None = Field(None, description="null: no traces")
 
 
-class ChannelConfig(BaseModel):
+class ChannelConfig(BaseModel, extra="forbid", frozen=True):
     """The draft channel between target workers and speculators (gRPC). Without token and TLS it trusts the network."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     port: int = Field(
         0,
@@ -89,10 +83,8 @@ class ChannelConfig(BaseModel):
         return self
 
 
-class DeploymentConfig(BaseModel):
+class DeploymentConfig(BaseModel, extra="forbid", frozen=True):
     """All settings of `skim serve`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     served_model_name: str = Field(
         "", description="model name that clients send; empty: the name of the target's folder, or its hub name"
@@ -160,8 +152,8 @@ class DeploymentConfig(BaseModel):
 
     @model_validator(mode="after")
     def _every_setting_has_an_effect(self) -> Self:
-        for told in settings_without_effect(self):
-            raise ValueError(told)
+        for sentence in settings_without_effect(self):
+            raise ValueError(sentence)
         return self
 
     @property
@@ -179,7 +171,7 @@ class DeploymentConfig(BaseModel):
 
     def placed(self, *, on_gpus: bool) -> "DeploymentConfig":
         """The same deployment with `gpus_per_replica` filled in for all pools."""
-        return self.with_pools({name: placed(pool, on_gpus=on_gpus) for name, pool in self.pools.items()})
+        return self.with_pools({name: pool.placed(on_gpus=on_gpus) for name, pool in self.pools.items()})
 
     def with_pools(self, pools: Mapping[str, PoolConfig]) -> "DeploymentConfig":
         """The same deployment with other pools. pools: all of them, by the names of the property `pools`."""

@@ -56,58 +56,46 @@ SETTINGS = {
 _SPECULATIVE = {"method": "spec_method", "num_speculative_tokens": "spec_tokens", "model": "spec_model"}
 """Fields of `speculative_config` that are options of their own."""
 
-_REPLICAS = "each replica is one engine: set replicas of the pool, and Skim spreads the requests over them"
-_NODES = "Ray starts the processes of a replica: set nodes_per_replica and pipeline_parallel of the pool"
-_OWN = "Skim has its own, which restores the positions of kept prompts; leave it out"
-_FILES = "Skim reads all files of a model from one place: name the model as owner/name@revision, or as a folder"
-_GENERATION = "Skim serves generation alone; leave it out"
-_PROXY = "Ray Serve's proxy receives the connections: see docs/architecture/deployment.md; leave it out"
-_PROMPTS = "a prompt is text or token ids, which the speculator reads; leave it out"
-_LOGS = "logs are set by observability.log_level and observability.log_format"
-_LOAD = "the router bounds what waits: set router.max_ongoing_requests and router.max_wait_s"
-_TIMES = "the headers Server-Timing and x-skim-* of each response tell this (docs/observability.md); leave it out"
-_ANSWER = "an answer between the pools does not hold this; leave it out"
-
-REFUSED = {
-    **dict.fromkeys(
-        ("data_parallel_size", "data_parallel_rank", "data_parallel_start_rank", "data_parallel_size_local",
-         "data_parallel_address", "data_parallel_rpc_port", "data_parallel_backend", "data_parallel_hybrid_lb",
-         "data_parallel_external_lb", "data_parallel_multi_port_external_lb", "data_parallel_supervisor_port",
-         "dp_supervisor_probe_interval_s", "dp_supervisor_probe_timeout_s", "dp_supervisor_probe_failure_threshold",
-         "aggregate_engine_logging", "enable_elastic_ep"),
-        _REPLICAS,
-    ),
-    **dict.fromkeys(
-        ("distributed_executor_backend", "master_addr", "master_port", "nnodes", "node_rank", "headless", "device_ids"),
-        _NODES,
-    ),
-    **dict.fromkeys(("worker_cls", "scheduler_cls"), _OWN),
-    **dict.fromkeys(("tokenizer", "tokenizer_revision", "code_revision", "skip_tokenizer_init"), _FILES),
-    "download_dir": "models are downloaded to the cache of Hugging Face: set the environment variable HF_HOME",
-    "hf_token": "the token of the hub is a secret: set the environment variable HF_TOKEN",
-    **dict.fromkeys(
-        ("runner", "convert", "pooler_config", "io_processor_plugin", "enable_flash_late_interaction"), _GENERATION
-    ),
-    "diffusion_config": "a diffusion model does not decode token by token; leave it out",
-    "default_mm_loras": "a client names the adapter as its model: set lora_modules",
-    **dict.fromkeys(("enable_prompt_embeds", "enable_mm_embeds", "tokens_only", "ec_transfer_config"), _PROMPTS),
-    "grpc": "the endpoint speaks HTTP; leave it out",
-    "uds": "the endpoint listens on router.host and router.port; leave it out",
-    **dict.fromkeys(
-        ("ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh", "h11_max_incomplete_event_size",
-         "h11_max_header_count"),
-        _PROXY,
-    ),
-    **dict.fromkeys(("log_config_file", "uvicorn_log_level"), _LOGS),
-    **dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), _LOAD),
-    **dict.fromkeys(("enable_per_request_metrics", "per_request_spec_decode_metrics"), _TIMES),
-    **dict.fromkeys(("enable_return_routed_experts", "return_sampling_mask", "enable_trace_replay"), _ANSWER),
-    "prefill_context_parallel_size": "its ranks are not placed: set tensor_parallel of the pool",
-    "enable_sleep_mode": "an idle pool stops with autoscaling.min_replicas 0; leave it out",
-    "profiler_config": "the endpoint starts no profiler: profile one engine with `vllm serve`; leave it out",
-    "weight_transfer_config": "weights are not changed while they serve: use `skim deploy`; leave it out",
+_REASONS = {
+    "each replica is one engine: set replicas of the pool, and Skim spreads the requests over them":
+        "data_parallel_size data_parallel_rank data_parallel_start_rank data_parallel_size_local "
+        "data_parallel_address data_parallel_rpc_port data_parallel_backend data_parallel_hybrid_lb "
+        "data_parallel_external_lb data_parallel_multi_port_external_lb data_parallel_supervisor_port "
+        "dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold "
+        "aggregate_engine_logging enable_elastic_ep",
+    "Ray starts the processes of a replica: set nodes_per_replica and pipeline_parallel of the pool":
+        "distributed_executor_backend master_addr master_port nnodes node_rank headless device_ids",
+    "Skim has its own, which restores the positions of kept prompts; leave it out": "worker_cls scheduler_cls",
+    "Skim reads all files of a model from one place: name the model as owner/name@revision, or as a folder":
+        "tokenizer tokenizer_revision code_revision skip_tokenizer_init",
+    "models are downloaded to the cache of Hugging Face: set the environment variable HF_HOME": "download_dir",
+    "the token of the hub is a secret: set the environment variable HF_TOKEN": "hf_token",
+    "Skim serves generation alone; leave it out":
+        "runner convert pooler_config io_processor_plugin enable_flash_late_interaction",
+    "a diffusion model does not decode token by token; leave it out": "diffusion_config",
+    "a client names the adapter as its model: set lora_modules": "default_mm_loras",
+    "a prompt is text or token ids, which the speculator reads; leave it out":
+        "enable_prompt_embeds enable_mm_embeds tokens_only ec_transfer_config",
+    "the endpoint speaks HTTP; leave it out": "grpc",
+    "the endpoint listens on router.host and router.port; leave it out": "uds",
+    "Ray Serve's proxy receives the connections: see docs/architecture/deployment.md; leave it out":
+        "ssl_ca_certs ssl_cert_reqs ssl_ciphers enable_ssl_refresh h11_max_incomplete_event_size h11_max_header_count",
+    "logs are set by observability.log_level and observability.log_format": "log_config_file uvicorn_log_level",
+    "the router bounds what waits: set router.max_ongoing_requests and router.max_wait_s":
+        "max_num_queued_reqs max_num_queued_tokens",
+    "the headers Server-Timing and x-skim-* of each response tell this (docs/observability.md); leave it out":
+        "enable_per_request_metrics per_request_spec_decode_metrics",
+    "an answer between the pools does not hold this; leave it out":
+        "enable_return_routed_experts return_sampling_mask enable_trace_replay",
+    "its ranks are not placed: set tensor_parallel of the pool": "prefill_context_parallel_size",
+    "an idle pool stops with autoscaling.min_replicas 0; leave it out": "enable_sleep_mode",
+    "the endpoint starts no profiler: profile one engine with `vllm serve`; leave it out": "profiler_config",
+    "weights are not changed while they serve: use `skim deploy`; leave it out": "weight_transfer_config",
 }  # fmt: skip
-"""Options that Skim does not take, with the reason and what to do."""
+"""Why Skim does not take an option, and what to do; then the options."""
+
+REFUSED = {option: reason for reason, options in _REASONS.items() for option in options.split()}
+"""Options that Skim does not take, with the reason."""
 
 
 def check_engine_options(options: Mapping[str, Any], *, has_front: bool) -> None:
