@@ -39,7 +39,6 @@ from router.options.request import shown
 from router.options.settings import RouterConfig
 from router.vllm_front import body_errors, flags, renderer
 from router.vllm_front.engine_client import PooledEngineClient
-from router.vllm_front.late_options import check_late_options
 from router.vllm_front.metrics import FrontMetrics
 from router.vllm_front.select_endpoint import SelectEndpoint
 from skim_common.errors import SkimError, one_line
@@ -120,7 +119,7 @@ async def _vllm_app(
     app = build_app(args, tasks, client.model_config)
     front.count_requests_of(app)
     await init_app_state(client, app.state, args, tasks)
-    check_late_options(args, client, app.state.online_renderer)
+    flags.check_late_options(args, client, app.state.online_renderer)
     models: OpenAIServingModels = app.state.openai_serving_models
     for served in models.base_model_paths:
         served.model_path = model.root

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
 
@@ -28,7 +29,7 @@ from router.options.context_management import FIELD
 from router.options.errors import HttpError, InvalidOptionError
 from router.prompt.control_tokens import ControlTokens, Handling
 from router.prompt.rendered import RenderedPrompt
-from router.vllm_front.renderer import ChatRecorder, reuse_known_tokens
+from router.vllm_front.renderer import ChatRecorder
 from skim_common.errors import InvalidRequestError, SkimError
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,41 @@ _SLICE = 256
 _ENGINE_ARGS = ("trace_headers", "reasoning_ended", "reasoning_parser_kwargs")
 
 
+async def _false(self: Any) -> bool:
+    return False
+
+
+async def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+    """The engines do it by themselves; closing the generator of `generate` aborts a request in both pools."""
+
+
+def _unsupported(what: str) -> Exception:
+    return _as_vllm_error(InvalidRequestError(f"the router does not take {what}; ask the engines' own servers"), None)
+
+
+def _refusing(what: str) -> Callable[..., Any]:
+    """A method for what only engines do."""
+
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise _unsupported(what)
+
+    return refuse
+
+
 class PooledEngineClient(EngineClient):
     """An `EngineClient` whose engine is the two pools behind a `Dispatcher`."""
+
+    is_running = property(lambda self: True)
+    is_stopped = errored = property(lambda self: False)
+    dead_error = property(lambda self: RuntimeError("the router has no engine that could die"))
+    is_tracing_enabled = is_sleeping = is_paused = _false
+    # Serve checks the pools; a router that answers is healthy.
+    check_health = abort = do_log_stats = notify_kv_transfer_request_rejected = _nothing
+    encode = _refusing("pooling requests")
+    start_profile = stop_profile = _refusing("profiling")
+    reset_mm_cache = reset_encoder_cache = reset_prefix_cache = _refusing("cache resets")
+    sleep = wake_up = _refusing("sleep")
+    pause_generation = resume_generation = _refusing("pausing")
 
     def __init__(
         self,
@@ -58,7 +92,6 @@ class PooledEngineClient(EngineClient):
         self.input_processor = InputProcessor(vllm_config, self.renderer)
         self._dispatcher = dispatcher
         self._adapters = adapters
-        reuse_known_tokens(self.renderer)
         backend = getattr(self.renderer.get_tokenizer(), "backend_tokenizer", None)
         ChatRecorder(self.renderer, ControlTokens(backend, control_tokens) if backend is not None else None)
 
@@ -69,75 +102,16 @@ class PooledEngineClient(EngineClient):
         call = CURRENT.get() or CallState(Request(self._dispatcher.defaults, self._dispatcher.decode_defaults.decode))
         try:
             rendered = _read_prompt(prompt, sampling_params, call, kwargs)
-            stream = self._dispatcher.run(request_id, rendered, call)
-            try:
+            async with aclosing(self._dispatcher.run(request_id, rendered, call)) as stream:
                 async for output in stream:
                     yield await _request_output(request_id, prompt, output)
-            finally:
-                await stream.aclose()
-        except SkimError as error:
-            raise _as_vllm_error(error, call) from None
         except Exception as error:
-            logger.exception("request %s failed in the router", request_id)
+            if not isinstance(error, SkimError):
+                logger.exception("request %s failed in the router", request_id)
             raise _as_vllm_error(error, call) from None
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
-
-    async def check_health(self) -> None:
-        """Serve checks the pools; a router that answers is healthy."""
-
-    @property
-    def is_running(self) -> bool:
-        return True
-
-    is_stopped = errored = property(lambda self: False)
-    dead_error = property(lambda self: RuntimeError("the router has no engine that could die"))
-
-    async def is_tracing_enabled(self) -> bool:
-        return False
-
-    async def is_sleeping(self) -> bool:
-        return False
-
-    async def is_paused(self) -> bool:
-        return False
-
-    async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Nothing to do: closing the generator of `generate` aborts the request in both pools."""
-
-    async def do_log_stats(self) -> None:
-        """Nothing to do: the engines log their own statistics."""
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Nothing to do: the pools run on without the router."""
-
-    def encode(self, *args: Any, **kwargs: Any) -> Any:
-        raise _unsupported("pooling requests")
-
-    async def notify_kv_transfer_request_rejected(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to do: the router has no KV connector and holds no blocks."""
-
-    async def start_profile(self) -> None:
-        raise _unsupported("profiling")
-
-    async def stop_profile(self) -> None:
-        raise _unsupported("profiling")
-
-    async def reset_mm_cache(self) -> None:
-        raise _unsupported("cache resets")
-
-    async def reset_encoder_cache(self) -> None:
-        raise _unsupported("cache resets")
-
-    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        raise _unsupported("cache resets")
-
-    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        raise _unsupported("sleep")
-
-    async def wake_up(self, tags: list[str] | None = None) -> None:
-        raise _unsupported("sleep")
 
     async def add_lora(self, lora_request: Any) -> bool:
         """The front announces an adapter. Each replica of the target has loaded those of its list before it served, and
@@ -146,15 +120,8 @@ class PooledEngineClient(EngineClient):
             raise _unsupported("further LoRA adapters: name them in target.engine_options.lora_modules")
         return True
 
-    async def pause_generation(self, **kwargs: Any) -> None:
-        raise _unsupported("pausing")
-
-    async def resume_generation(self) -> None:
-        raise _unsupported("pausing")
-
-
-def _unsupported(what: str) -> Exception:
-    return _as_vllm_error(InvalidRequestError(f"the router does not take {what}; ask the engines' own servers"), None)
+    def shutdown(self, timeout: float | None = None) -> None:
+        """The pools run on without the router."""
 
 
 def _as_vllm_error(error: Exception, call: CallState | None) -> Exception:
@@ -219,7 +186,7 @@ async def _request_output(request_id: str, prompt: Mapping[str, Any], output: Ge
                 text=completion.text,
                 token_ids=completion.token_ids.tolist(),
                 cumulative_logprob=completion.cumulative_logprob,
-                logprobs=_position_logprobs(completion.logprobs),
+                logprobs=None if completion.logprobs is None else list(map(_by_id, completion.logprobs)),
                 finish_reason=completion.finish_reason,
                 stop_reason=completion.stop_reason,
             )
@@ -232,24 +199,16 @@ async def _request_output(request_id: str, prompt: Mapping[str, Any], output: Ge
 
 
 async def _prompt_logprobs(positions: PromptLogprobs | None) -> list[Any] | None:
-    """As `_position_logprobs`. Other requests run in between: a long prompt takes seconds."""
+    """Other requests run in between: a long prompt takes seconds."""
     if positions is None:
         return None
-    told: list[Any] = []
+    converted: list[Any] = []
     for begin in range(0, len(positions), _SLICE):
-        told += [None if candidates is None else _by_id(candidates) for candidates in positions[begin : begin + _SLICE]]
+        converted += [one and _by_id(one) for one in positions[begin : begin + _SLICE]]
         await asyncio.sleep(0)
-    return told
-
-
-def _position_logprobs(positions: list[list[TokenLogprob]] | None) -> list[Any] | None:
-    """{token id: Logprob} for each position. vLLM takes the first entry as the sampled token."""
-    return None if positions is None else list(map(_by_id, positions))
+    return converted
 
 
 def _by_id(candidates: list[TokenLogprob]) -> dict[int, Logprob]:
-    return dict(map(_logprob, candidates))
-
-
-def _logprob(candidate: TokenLogprob) -> tuple[int, Logprob]:
-    return candidate.token_id, Logprob(candidate.logprob, candidate.rank, candidate.decoded)
+    """Of one position. vLLM takes the first entry as the sampled token."""
+    return {one.token_id: Logprob(one.logprob, one.rank, one.decoded) for one in candidates}

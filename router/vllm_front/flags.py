@@ -1,14 +1,20 @@
-"""The flags of `vllm serve`, read by vLLM's own parser: a person's command line, and the options of a deployment."""
+"""The flags of `vllm serve`, read by vLLM's own parser: a person's command line, and the options of a deployment.
+
+What vLLM looks at only when a request needs it is tried here, so that a wrong option ends the start and no request. A
+parser that does not fit the tokenizer would end an engine in its scheduler.
+"""
 
 import argparse
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import yaml
+from jinja2 import TemplateSyntaxError
 from pydantic import TypeAdapter, ValidationError
 from vllm.config import (
     CacheConfig,
@@ -23,11 +29,16 @@ from vllm.config import (
     UVAOffloadConfig,
 )
 from vllm.engine.arg_utils import _expand_json_human_readable_numbers
+from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.reasoning import ReasoningParserManager
+from vllm.renderers import ChatParams
+from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.sampling_params import SamplingParams
 from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.import_utils import import_from_path, resolve_obj_by_qualname
+from vllm.v1.sample.logits_processor import cached_load_custom_logitsprocs
 
 from skim_common.errors import SkimError, one_line
 from skim_common.validation import sentence
@@ -38,6 +49,10 @@ CONFIGS: tuple[Any, ...] = (
     PrefetchOffloadConfig, SchedulerConfig, UVAOffloadConfig,
 )  # fmt: skip
 """vLLM's configs whose fields are flags of the same names."""
+
+
+def _refused(problem: str) -> SkimError:
+    return SkimError(f"`vllm serve` does not take this: {problem}")
 
 
 class _Parser(FlexibleArgumentParser):
@@ -51,18 +66,14 @@ class _Parser(FlexibleArgumentParser):
             word = message.removeprefix(UNKNOWN).split()[0].partition("=")[0]
             close = get_close_matches(word.replace("_", "-"), [*self.own, *_flags(self)], 1)
             hint = f"; did you mean {close[0]}?" if close else ""
-        told = " ".join(message.partition(" [type=")[0].split())
-        raise SkimError(f"`vllm serve` does not take this: {told}{hint}")
+        raise _refused(" ".join(message.partition(" [type=")[0].split()) + hint)
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:
     """All flags of the parser and of its sub-commands."""
-    return [flag for one in (parser, *_commands(parser)) for action in one._actions for flag in action.option_strings]
-
-
-def _commands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    subparsers = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return [command for action in subparsers for command in action.choices.values()]
+    flags = [flag for action in parser._actions for flag in action.option_strings]
+    commands = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return flags + [flag for choices in commands for command in choices.values() for flag in _flags(command)]
 
 
 def arguments(options: Mapping[str, Any]) -> argparse.Namespace:
@@ -86,7 +97,7 @@ def _check_bounds(options: Mapping[str, Any], args: argparse.Namespace) -> None:
                 try:
                     TypeAdapter(bounded).validate_python(getattr(args, name))
                 except ValidationError as error:
-                    raise SkimError(f"`vllm serve` does not take this: {name}: {sentence(error)}") from None
+                    raise _refused(f"{name}: {sentence(error)}") from None
 
 
 def _words(name: str, value: Any, action: argparse.Action | None) -> list[str]:
@@ -96,7 +107,7 @@ def _words(name: str, value: Any, action: argparse.Action | None) -> list[str]:
         return []
     if action is not None and action.nargs == 0:
         if not isinstance(value, bool):
-            raise SkimError(f"`vllm serve` does not take this: {name} must be true or false, not {value!r}")
+            raise _refused(f"{name} must be true or false, not {value!r}")
         off = f"--no-{flag[2:]}"
         return [flag] if value else [off] if off in action.option_strings else []
     if isinstance(value, list | tuple) and action is not None:
@@ -118,7 +129,8 @@ def given_flags(words: Sequence[str], own: Collection[str] = ()) -> tuple[dict[s
     root.own = own
     parser = make_arg_parser(root.add_subparsers(dest="subparser").add_parser("serve"))
     # vLLM takes its file only as a word of its own.
-    line = ["serve", *(part for word in words for part in _config_apart(word))]
+    parts = (word.split("=", 1) if word.startswith("--config=") else [word] for word in words)
+    line = ["serve", *chain.from_iterable(parts)]
     try:
         args = root.parse_args(list(line))
     except (AssertionError, OSError, TypeError, ValueError, AttributeError, yaml.YAMLError) as error:
@@ -135,16 +147,12 @@ def given_flags(words: Sequence[str], own: Collection[str] = ()) -> tuple[dict[s
     return given, frozenset(name for name in given if getattr(args, name) == defaults[name])
 
 
-def _config_apart(word: str) -> list[str]:
-    return word.split("=", 1) if word.startswith("--config=") else [word]
-
-
 def _check(args: argparse.Namespace) -> None:
     """What `vllm serve` checks before its engine starts, plugins and names of parsers included. Raises SkimError."""
     try:
         validate_parsed_serve_args(args)
     except (TypeError, ValueError) as error:
-        raise SkimError(f"`vllm serve` does not take this: {one_line(error).removeprefix('Error: ')}") from None
+        raise _refused(one_line(error).removeprefix("Error: ")) from None
     structured = args.structured_outputs_config
     for manager, kind, plugins, names in (
         (ToolParserManager, "tool", [args.tool_parser_plugin], [args.tool_call_parser]),
@@ -157,24 +165,72 @@ def _check(args: argparse.Namespace) -> None:
     ):
         for plugin in filter(None, plugins):
             # The managers' own methods only log an error.
-            with _imported(f"{kind}_parser_plugin {plugin}"):
+            with _trying(f"{kind}_parser_plugin {plugin}", *_IMPORTED):
                 import_from_path(Path(plugin).stem, plugin)
         for name in filter(None, names):
             if name not in (known := manager.list_registered()):
                 raise SkimError(f"vLLM has no {kind} parser {name!r}; choose one of {', '.join(known)}")
     for name in args.middleware:
-        with _imported(f"middleware {name}"):
+        with _trying(f"middleware {name}", *_IMPORTED):
             resolve_obj_by_qualname(name)
 
 
+_IMPORTED = "cannot be imported", "correct its name or the file"
+_USED = "cannot be used with this model", "correct or remove it"
+
+
 @contextmanager
-def _imported(what: str) -> Iterator[None]:
-    """What the import of somebody's code raises is a SkimError."""
+def _trying(what: str, problem: str, hint: str) -> Iterator[None]:
+    """Any error is a SkimError: it is of somebody's code."""
     try:
         yield
     except (Exception, SystemExit) as error:
         cause = f"{type(error).__name__}: {one_line(error)}"
-        raise SkimError(f"{what} cannot be imported ({cause}); correct its name or the file") from None
+        raise SkimError(f"{what} {problem} ({cause}); {hint}") from error
+
+
+def check_late_options(args: argparse.Namespace, client: EngineClient, renderer: OnlineRenderer) -> None:
+    """Raise SkimError for a parser that does not fit the model's tokenizer, a chat template that is no Jinja, and for
+    sampling defaults with which no request could run.
+
+    renderer: of the app's state; it has the template in use.
+    """
+    tokenizer = client.renderer.get_tokenizer()
+    if name := args.tool_call_parser:
+        with _trying(f"the tool parser {name!r}", *_USED):
+            ToolParserManager.get_tool_parser(name)(tokenizer, None)
+    if name := client.vllm_config.structured_outputs_config.reasoning_parser:
+        with _trying(f"the reasoning parser {name!r}", *_USED):
+            # As the engine's scheduler makes it (vllm.v1.structured_output), without arguments of a request.
+            ReasoningParserManager.get_reasoning_parser(name)(tokenizer=tokenizer)
+    _check_template(client, renderer)
+    with _trying("the generation config (override_generation_config, too)", *_USED):
+        SamplingParams(**client.model_config.get_diff_sampling_param())
+
+
+def check_logits_processors(names: Sequence[str]) -> None:
+    """Raise SkimError for a class that cannot be imported, or is no logits processor. The target's engine uses them."""
+    for name in names:
+        with _trying(f"the logits processor {name!r}", *_USED):
+            cached_load_custom_logitsprocs((name,))
+
+
+def _check_template(client: EngineClient, renderer: OnlineRenderer) -> None:
+    """A template may refuse a message, as each chat would be told. One that cannot be compiled refuses all."""
+    params = ChatParams(
+        chat_template=renderer.chat_template,
+        chat_template_content_format=renderer.chat_template_content_format,
+        chat_template_kwargs=renderer.default_chat_template_kwargs or {},
+    )
+    try:
+        client.renderer.render_chat([[{"role": "user", "content": "Hello"}]], params)
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, TemplateSyntaxError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
+            where = f"line {cause.lineno}: {cause.message}"
+            raise SkimError(f"the chat template is not valid Jinja ({where}); correct chat_template") from error
 
 
 def _plain(convert: Callable[[str], Any]) -> Callable[[str], Any]:

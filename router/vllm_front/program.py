@@ -69,7 +69,7 @@ def check_front(
     from router.options.request import PrefillOptions, SpeculationOptions
     from router.options.settings import RouterConfig
     from router.vllm_front.app import ServedModel, build_openai_app
-    from router.vllm_front.late_options import check_logits_processors
+    from router.vllm_front.flags import check_logits_processors
     from skim_common.models.info import inspect_model
     from skim_common.models.source import local_folder
     from vllm_hooks.adapters import adapters_of, lora_options

@@ -4,7 +4,7 @@ The engine client gets token ids only; what they were rendered from is found her
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -32,38 +32,6 @@ logger = logging.getLogger(__name__)
 
 FRAMES = 16
 """So many frames are held: one for each set of parameters of the chat template."""
-
-
-def reuse_known_tokens(renderer: Any) -> KnownTokens | None:
-    """Replace `_tokenize_prompt_async` of this `renderer` (vllm.renderers.BaseRenderer). None if its tokenizer is not
-    fit for it.
-
-    Only prompts whose offsets are asked for (`ChatRecorder`) and that get no tokens around them. The
-    others, and those that are too long, go vLLM's own way.
-    """
-    known = KnownTokens.of(renderer.tokenizer)
-    if known is None:
-        return None
-    plain = renderer._tokenize_prompt_async
-
-    async def tokenize_prompt(prompt: Any, params: Any) -> Any:
-        wanted = params.get_encode_kwargs()
-        call = CURRENT.get()
-        # What is only rendered is shown to the client, which gets vLLM's own types.
-        if call is None or call.request.render_only:
-            return await plain(prompt, params)
-        if wanted["add_special_tokens"] or not renderer._wants_offsets(prompt, params):
-            return await plain(prompt, params)
-        salt = call.request.salt(call.sent_salt)
-        text = prompt["prompt"]
-        ids, offsets = await apart(len(text), known.tokenize, text, salt)
-        if wanted["truncation"] and ids.size > wanted["max_length"]:
-            return await plain(prompt, params)
-        # A list of pairs would cost as much to make and to read again as all the rest of this.
-        return {"prompt_token_ids": ids.tolist(), "prompt_token_offsets": offsets.astype(np.int64), **prompt}
-
-    renderer._tokenize_prompt_async = tokenize_prompt
-    return known
 
 
 @contextmanager
@@ -99,16 +67,35 @@ class ChatRecorder:
     character offsets.
 
     All chat-like endpoints (chat, responses, messages) render with `render_chat_async`, raw prompts with
-    `render_cmpl_async`. Both are replaced on this instance. For the places of the contents, a chat is rendered again
-    with `render_messages_async`.
+    `render_cmpl_async`; both tokenize with `_tokenize_prompt_async`. All three are replaced on this instance. For the
+    places of the contents, a chat is rendered again with `render_messages_async`.
     """
 
     def __init__(self, renderer: Any, control_tokens: ControlTokens | None = None) -> None:
         """control_tokens: handles those in the texts of messages; None leaves them."""
         self._renderer, self._control_tokens = renderer, control_tokens
         self._plain_chat, self._plain_completions = renderer.render_chat_async, renderer.render_cmpl_async
+        self._plain_tokenize, self._known_tokens = renderer._tokenize_prompt_async, KnownTokens.of(renderer.tokenizer)
         self._frames: LRUCache[str, Frame | None] = LRUCache(FRAMES)
         renderer.render_chat_async, renderer.render_cmpl_async = self.render_chat, self.render_completions
+        renderer._tokenize_prompt_async = self.tokenize_prompt
+
+    async def tokenize_prompt(self, prompt: Any, params: Any) -> Any:
+        """As vLLM's `_tokenize_prompt_async`, but the known beginning of a text is not tokenized again.
+
+        Only of prompts whose offsets are asked for and that get no tokens around them. The others go vLLM's own way; so
+        do those that are too long, and what is only rendered: it is shown to the client in vLLM's own types.
+        """
+        call, known, wanted = CURRENT.get(), self._known_tokens, params.get_encode_kwargs()
+        is_shown = call is None or call.request.render_only
+        plain = is_shown or wanted["add_special_tokens"] or not self._renderer._wants_offsets(prompt, params)
+        if call is not None and known is not None and not plain:
+            text = prompt["prompt"]
+            ids, offsets = await apart(len(text), known.tokenize, text, call.request.salt(call.sent_salt))
+            if not (wanted["truncation"] and ids.size > wanted["max_length"]):
+                # A list of pairs would cost as much to make and to read again as all the rest of this.
+                return {"prompt_token_ids": ids.tolist(), "prompt_token_offsets": offsets.astype(np.int64), **prompt}
+        return await self._plain_tokenize(prompt, params)
 
     async def render_chat(self, conversations: Any, chat_params: Any, tok_params: Any = None, **kwargs: Any) -> Any:
         """As vLLM's `render_chat_async`."""
@@ -116,15 +103,15 @@ class ChatRecorder:
         if call is None:
             return await self._plain_chat(marked, chat_params, tok_params, **kwargs)
         request, call.sent_salt = call.request, (kwargs.get("prompt_extras") or {}).get("cache_salt")
-        keep_fields = request.keep_fields
         with refusing(call):
             check_roles(marked)
         edits = [await self._edited(messages, call, chat_params, tok_params, kwargs) for messages in marked]
         chats, chars = [chat for chat, _ in edits], sum(map(chars_of, marked))
-        if keep_fields:
-            chats = await apart(chars, lambda: [without_marks(chat, keep_fields) for chat in chats])
+        if keeps := request.keep_fields:
+            chats = await apart(chars, lambda: [without_marks(chat, keeps) for chat in chats])
+        control = self._control_tokens
         with refusing(call):
-            as_text = await apart(chars, self._has_control_tokens, chats)
+            as_text = control is not None and await apart(chars, lambda: any(map(control.in_chat, chats)))
         if as_text or (request.options.enabled and not request.render_only):
             tok_params = replace(tok_params or self._renderer.default_chat_tok_params, return_token_offsets=True)
         rendered, prompts = await self._plain_chat(chats, chat_params, tok_params, **kwargs)
@@ -136,9 +123,6 @@ class ChatRecorder:
             if as_text:
                 await self._make_text(prompt, call)
         return rendered, prompts
-
-    def _has_control_tokens(self, chats: Sequence[Messages]) -> bool:
-        return self._control_tokens is not None and any(map(self._control_tokens.in_chat, chats))
 
     async def render_completions(self, prompts: Any, tok_params: Any = None, **kwargs: Any) -> Any:
         """As vLLM's `render_cmpl_async`."""
