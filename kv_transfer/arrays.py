@@ -60,11 +60,6 @@ def mask_of(spans: npt.ArrayLike, size: int) -> npt.NDArray[np.bool_]:
     return np.repeat(open_spans > 0, np.diff(edges[order], append=size))
 
 
-def always_kept(protected: npt.NDArray[np.bool_], protect_last: int) -> npt.NDArray[np.bool_]:
-    """The tokens that every selection keeps, bool [M]: those of protected spans, and the last `protect_last` ones."""
-    return protected | (np.arange(protected.size) >= protected.size - protect_last)
-
-
 def spans_of(mask: npt.NDArray[np.bool_]) -> Int32Array:
     """The runs of true values in `mask` [M], int32 [P, 2]: sorted, not empty, and never adjacent."""
     return np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).astype(np.int32)

@@ -9,15 +9,12 @@ from kv_transfer.arrays import (
     Float32Array,
     Int32Array,
     Span,
-    always_kept,
-    check_spans,
     mask_of,
     no_numbers,
     no_pairs,
     no_scores,
 )
 from kv_transfer.options import SelectionOptions
-from skim_common.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,28 +71,6 @@ class TextLayout:
             shapes = f"{list(self.rate_spans.shape)} and {list(self.rates.shape)}"
             raise ValueError(f"rate_spans and rates must be [R, 2] and [R], not {shapes}")
 
-    def check(self, prompt_tokens: int) -> None:
-        """Raise InvalidRequestError for what cannot be in a prompt of so many tokens."""
-        check_spans(self.protected.tolist(), prompt_tokens)
-        _check_apart("rate_spans", self.rate_spans, prompt_tokens)
-        if not ((self.rates > 0) & (self.rates <= 1)).all():
-            raise InvalidRequestError("rates must be numbers > 0 and <= 1")
-        _check_apart("questions", self.questions, prompt_tokens)
-        units, links = self.units, self.links
-        if units.size and (units[0] != 0 or units[-1] >= prompt_tokens or (units[1:] <= units[:-1]).any()):
-            raise InvalidRequestError(f"units must be ascending positions from 0 inside the {prompt_tokens} tokens")
-        for name in ("indents", "gaps", "words", "headings"):
-            if (count := getattr(self, name).size) not in (0, units.size):
-                raise InvalidRequestError(f"there must be one of {name} for each of {units.size} units, not {count}")
-        if not (np.isfinite(self.words) & (self.words >= 0)).all():
-            raise InvalidRequestError("words must be finite numbers from 0 up")
-        if self.gaps.size and self.gaps.min() < 0:
-            raise InvalidRequestError("gaps must be numbers from 0 up")
-        if (self.headings < 0).any() or (self.headings > np.arange(self.headings.size)).any():
-            raise InvalidRequestError("headings must be numbers of earlier units, or a unit's own")
-        if links.size and not 0 <= links.min() <= links.max() < units.size:
-            raise InvalidRequestError(f"links must be pairs of numbers of the {units.size} units")
-
     def final_questions(self, droppable: npt.NDArray[np.bool_]) -> tuple[Span, ...]:
         """The questions after which nothing may be dropped. Tokens of the others do not see all of it: those
         before a document or before a tool's result. droppable: bool [M]."""
@@ -111,7 +86,7 @@ class TextLayout:
 
     def fixed(self, prompt_tokens: int, protect_last: int) -> npt.NDArray[np.bool_]:
         """The tokens that every selection keeps, bool [M]: the protected ones, and the last `protect_last` ones."""
-        return always_kept(mask_of(self.protected, prompt_tokens), protect_last)
+        return mask_of(self.protected, prompt_tokens) | (np.arange(prompt_tokens) >= prompt_tokens - protect_last)
 
     def unit_starts(self, prompt_tokens: int, options: SelectionOptions) -> Int32Array:
         """The first token of each unit that has a score, int32 [U].
@@ -125,26 +100,17 @@ class TextLayout:
     def labels_of(self, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """The labels that name the kept units, and the labels of these, bool [U]. kept: bool [U]. `headings` must be
         known."""
-        headings, wanted, found = self.headings.tolist(), kept.tolist(), np.zeros(kept.size, bool)
+        headings, named, labels = self.headings.tolist(), kept.tolist(), np.zeros(kept.size, bool)
         for unit in np.flatnonzero(self.headings != np.arange(kept.size))[::-1].tolist():
-            if wanted[unit]:  # a label stands before what it names
-                wanted[headings[unit]] = found[headings[unit]] = True
-        return found
+            if named[unit]:  # a label stands before what it names
+                named[headings[unit]] = labels[headings[unit]] = True
+        return labels
 
     @property
     def nbytes(self) -> int:
         """Bytes of what grows with the prompt."""
-        return sum(getattr(self, one.name).nbytes for one in fields(self) if one.name != "frame")
+        return sum(getattr(self, part.name).nbytes for part in fields(self) if part.name != "frame")
 
 
 NO_LAYOUT = TextLayout()
 """Of a prompt of which the token ids alone are known."""
-
-
-def _check_apart(name: str, spans: Int32Array, prompt_tokens: int) -> None:
-    """Raise InvalidRequestError unless the spans are not empty, sorted, apart and inside the prompt."""
-    edges = np.concatenate([[0], spans.ravel(), [prompt_tokens]]).astype(np.int64)
-    if (edges[1:] < edges[:-1]).any() or (spans[:, 0] == spans[:, 1]).any():
-        raise InvalidRequestError(
-            f"{name} must be sorted token ranges inside the prompt's {prompt_tokens} tokens that do not overlap"
-        )

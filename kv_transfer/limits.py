@@ -24,10 +24,9 @@ _SHORTER = "shorten the prompt or lower look_ahead"
 
 
 def check_selection(request: SelectRequest, info: ModelInfo) -> None:
-    """Raise InvalidRequestError unless the speculator can take the prompt, its layout and its length."""
+    """Raise InvalidRequestError unless the speculator can take the prompt and its length."""
     _check_tokens(request.token_ids, info.vocab_size)
     check_readable(request, info)
-    request.layout.check(request.size)
 
 
 def check_prompt(token_ids: Int32Array, look_ahead: int, info: ModelInfo, vocab_size: int) -> None:

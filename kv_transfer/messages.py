@@ -4,7 +4,6 @@ They are frozen data classes that check their own fields. `kv_transfer.codec` en
 Token ids and positions are int32 numpy arrays. Times are milliseconds.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -170,17 +169,6 @@ class Selection:
     cached_tokens: int = 0
     unit_scores: Float32Array | None = None
 
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.coverage):
-            raise ValueError(f"coverage must be a number, not {self.coverage}")
-        if self.importance is not None and self.importance.shape != (self.kept.context_length,):
-            raise ValueError(
-                f"importance needs one score for each of {self.kept.context_length} tokens, not"
-                f" {list(self.importance.shape)}"
-            )
-        if self.unit_scores is not None and not 0 < self.unit_scores.size <= self.kept.context_length:
-            raise ValueError(f"{self.unit_scores.size} unit scores do not fit {self.kept.context_length} tokens")
-
     @property
     def late(self) -> npt.NDArray[np.bool_]:
         """Which kept tokens belong to late units, bool [K]: not reused, and after a token of a higher position."""
@@ -229,9 +217,9 @@ class GenerateRequest:
     scored: int = 0
 
     def __post_init__(self) -> None:
-        for told in (self.answered, self.scored):
-            if not 0 <= told < self.prompt.token_ids.size:
-                raise ValueError(f"{told} tokens of an answer are not in a prompt of {self.prompt.token_ids.size}")
+        for count in (self.answered, self.scored):
+            if not 0 <= count < self.prompt.token_ids.size:
+                raise ValueError(f"{count} tokens of an answer are not in a prompt of {self.prompt.token_ids.size}")
         begin = self.prompt.context_length - self.answered
         if self.answered and (self.prompt.positions[-self.answered :] != begin + np.arange(self.answered)).any():
             raise ValueError("the tokens of the answer must have the last positions of the prompt")

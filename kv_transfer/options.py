@@ -8,7 +8,6 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
-    field_validator,
     model_validator,
 )
 
@@ -36,10 +35,6 @@ SHORT_TEXT = 256
 """Tokens. With `reuse`, a new text of at most this length is kept whole in a later turn."""
 LATE_TOKENS = 128
 """Tokens. With `reuse`, a later turn's prompt has at least so many of the old text's most important tokens."""
-
-
-OF_ALL_HEADS = ("look_ahead", "layers", "aggregation")
-"""Options of the attention of all heads."""
 
 
 def _rate(value: Any) -> Any:
@@ -145,13 +140,9 @@ class SelectionOptions(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _bounds_have_room(self) -> Self:
+    def _fit_together(self) -> Self:
         if self.max_keep is not None and self.max_keep < self.min_keep:
             raise ValueError(f"max_keep must be at least min_keep, not {self.max_keep:g} and {self.min_keep:g}")
-        return self
-
-    @model_validator(mode="after")
-    def _windows_are_scored_by_heads(self) -> Self:
         if self.read == "windows" and self.scoring == "attention":
             raise ValueError(
                 "read windows needs scoring heads: the attention of other heads depends on the whole prompt"
@@ -168,8 +159,9 @@ class SelectionOptions(BaseModel):
         read = self.read
         if read == AUTO:
             fields = SelectionOptions.model_fields
-            asked = any(getattr(self, name) != fields[name].default for name in OF_ALL_HEADS)
-            suits = windows and not asked and self.granularity == "text" and self.scoring != "attention"
+            # The options of the attention of all heads.
+            plain = all(getattr(self, name) == fields[name].default for name in ("look_ahead", "layers", "aggregation"))
+            suits = windows and plain and self.granularity == "text" and self.scoring != "attention"
             read = "windows" if suits else "whole"
         scoring = self.scoring
         if scoring == AUTO:
@@ -260,13 +252,3 @@ class DecodeOptions(BaseModel):
         description="what the drafter reads: what was kept, while the target reads it, or the whole prompt, which it"
         " has read for the scores; with `read: windows` always what was kept",
     )
-
-    @field_validator("method", mode="before")
-    @classmethod
-    def _vllm_runs_it(cls, method: Any) -> Any:
-        if method == "mlp_speculator":
-            raise ValueError(
-                "cannot be mlp_speculator: vLLM 0.29 knows the name, but none of its model runners drafts with it;"
-                " choose another method"
-            )
-        return method

@@ -1,7 +1,4 @@
-"""Windows: which parts of a prompt a speculator reads as short prompts of their own.
-
-Router and speculator find the same plan, because it depends on the prompt's spans and options alone.
-"""
+"""Which parts of a prompt a speculator reads as short prompts of their own: router and speculator plan the same."""
 
 import math
 from collections.abc import Sequence

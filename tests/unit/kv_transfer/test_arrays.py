@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.arrays import always_kept, check_spans, mask_of, segments_of, spans_of
+from kv_transfer.arrays import check_spans, segments_of, spans_of
 from skim_common.errors import InvalidRequestError
 
 
@@ -24,11 +24,6 @@ def test_spans_are_the_runs_of_a_mask(mask):
         assert not rebuilt[max(0, start - 1) : end].any()
         rebuilt[start:end] = True
     assert rebuilt.tolist() == mask
-
-
-def test_protected_and_last_tokens_are_always_kept():
-    assert np.flatnonzero(always_kept(mask_of([(1, 3)], 9), 2)).tolist() == [1, 2, 7, 8]
-    assert always_kept(mask_of([], 3), 7).all()
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, unique=True))

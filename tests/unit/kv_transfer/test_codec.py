@@ -227,8 +227,7 @@ def test_scores_that_are_no_numbers(score):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"coverage": float("nan")},
-        {"importance": extension(FLOAT32, bytes(12))},
+        {"coverage": "all"},
         {"importance": int32(1, 2, 4, 3)},
         {"timings": {"queue": "long"}},
     ],

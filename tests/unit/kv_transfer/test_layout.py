@@ -5,7 +5,6 @@ import pytest
 
 from kv_transfer.layout import NO_LAYOUT, TextLayout
 from kv_transfer.options import SelectionOptions
-from skim_common.errors import InvalidRequestError
 from tests.unit.kv_transfer.layouts import layout_of, pairs
 
 
@@ -31,34 +30,6 @@ def test_units_are_those_of_the_text_or_chunks():
     text, chunk = (layout.unit_starts(10, SelectionOptions(granularity=g, chunk_size=4)) for g in ("text", "chunk"))
     assert (text.tolist(), chunk.tolist()) == ([0, 5, 7], [0, 4, 8])
     assert NO_LAYOUT.unit_starts(10, SelectionOptions(chunk_size=4)).tolist() == [0, 4, 8]
-
-
-@pytest.mark.parametrize(
-    ("layout", "message"),
-    [
-        (layout_of([(0, 11)]), r"\[0, 11\] is no range inside the prompt's 10 tokens"),
-        (layout_of(regions=[(0, 5, 0.5), (4, 6, 0.5)]), "rate_spans must be sorted token ranges"),
-        (layout_of(regions=[(0, 5, 1.5)]), "rates must be numbers > 0 and <= 1"),
-        (TextLayout(questions=pairs([(4, 6), (5, 8)])), "questions must be sorted token ranges"),
-        (layout_of(question=(4, 11)), "questions must be sorted token ranges"),
-        (layout_of(units=[0, 10]), "units must be ascending positions"),
-        (layout_of(units=[0, 4], indents=[0]), "one of indents for each of 2 units"),
-        (layout_of(units=[0, 4], headings=[0]), "one of headings for each of 2 units"),
-        (layout_of(units=[0, 4], headings=[0, 2]), "headings must be numbers of earlier units"),
-        (layout_of(units=[0, 4], headings=[0, -1]), "headings must be numbers of earlier units"),
-        (layout_of(units=[0, 4], links=[(0, 2)]), "links must be pairs of numbers of the 2 units"),
-    ],
-)
-def test_what_no_prompt_of_ten_tokens_has(layout, message):
-    with pytest.raises(InvalidRequestError, match=message):
-        layout.check(10)
-
-
-def test_what_a_prompt_of_ten_tokens_can_have():
-    """The control."""
-    arrays = {"units": [0, 4, 8], "indents": [0, 4, 0], "links": [(0, 2), (1, 1)], "headings": [0, 0, 2]}
-    layout_of([(0, 4), (2, 6)], [(0, 4, 0.5), (4, 10, 1.0)], (8, 10), **arrays).check(10)
-    NO_LAYOUT.check(10)
 
 
 @pytest.mark.parametrize("name", ["protected", "links", "questions"])

@@ -126,7 +126,6 @@ def test_every_method_of_vllm_that_drafts_text_is_offered_or_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"method": "mlp_speculator"}, "none of its model runners drafts with it"),
         ({"method": "guess"}, "method"),
         ({"max_draft_tokens": 0}, "max_draft_tokens"),
     ],
