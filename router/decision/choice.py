@@ -84,19 +84,16 @@ class Reads(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Milliseconds of computing until the first token, by pool; 0 where they are not known.
-
-    selects: whether the prompt goes to the speculator first. most_tokens: of the answer. drafts_ms: the speculator's
-    read of the kept prompt for drafts, after the selection. The prompt's own first token does not wait for it, but the
-    prompts behind do. answers: False: the prompt ends with its selection, and the target gets nothing of it.
-    """
+    """Milliseconds of computing until the first token, by pool; 0 where they are not known."""
 
     speculator_ms: float = 0.0
     target_ms: float = 0.0
-    selects: bool = False
-    most_tokens: int = 0
+    selects: bool = False  # the prompt goes to the speculator first
+    most_tokens: int = 0  # of the answer
+    # The speculator's read of the kept prompt, after the selection. The prompt's own first token does not wait for it,
+    # but the prompts behind do.
     drafts_ms: float = 0.0
-    answers: bool = True
+    answers: bool = True  # False: the prompt ends with its selection, and the target gets nothing of it
 
     @property
     def total_ms(self) -> float:
@@ -105,19 +102,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Milliseconds until the first token. cold: dense with an empty cache. age_s: of the speculator's last measurement,
-    seconds. later: how much longer the turns after this one are expected to take if this one runs speculative
-    (`router.decision.conversations`). queue: the wait for the target, which is a part of all three. burden: how much
-    longer all others wait if this prompt runs dense and not speculative.
-    """
+    """Milliseconds until the first token, in both modes."""
 
     dense: float
     speculative: float
-    cold: float
-    age_s: float = 0.0
-    later: float = 0.0
-    queue: float = 0.0
-    burden: float = 0.0
+    cold: float  # dense with an empty cache
+    age_s: float = 0.0  # seconds since the speculator was measured
+    later: float = 0.0  # how much longer the turns after this one are expected to take if it runs speculative
+    queue: float = 0.0  # the wait for the target, which is a part of all three
+    burden: float = 0.0  # how much longer all others wait if this prompt runs dense and not speculative
 
     def of(self, mode: str) -> float:
         return self.speculative if mode == "speculative" else self.dense

@@ -28,31 +28,23 @@ from skim_common.models.info import ModelInfo
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is known of a prompt before it runs.
+    """What is known of a prompt before it runs."""
 
-    ids: int32 [M]. hashes: of its blocks. sizes: what a selection keeps. dense, read, kept: its cached beginnings, in
-    the target as it is, in the speculator, and in the target as it was kept. coming: tokens at the beginning that the
-    target reads now for other dense prompts. share: what a selection keeps of what may be dropped. windows: how the
-    speculator reads it, if in windows. adapted: an adapter answers, with which the target reads more slowly. estimate:
-    None before both pools have been measured often enough. choice: the mode whose first token is sooner, and why
-    (`router.decision.choice`). select_ms: what the selection took, once there is one.
-    """
-
-    ids: Int32Array
+    ids: Int32Array  # [M]
     salt: str | None
     options: PrefillOptions
-    hashes: Sequence[bytes]
+    hashes: Sequence[bytes]  # of the prompt's blocks
     sizes: KeptSizes
-    dense: CachedPrefix
-    read: CachedPrefix
-    kept: CachedPrefix
-    coming: int
-    share: float
-    windows: WindowReads | None
-    adapted: bool
-    estimate: Estimate | None = None
-    choice: Decision = UNMEASURED
-    select_ms: float | None = None
+    dense: CachedPrefix  # what the target has cached of it as it is
+    read: CachedPrefix  # what the speculator has cached
+    kept: CachedPrefix  # what the target has cached of it as it was kept
+    coming: int  # tokens at the beginning that the target reads now for other dense prompts
+    share: float  # what a selection keeps of what may be dropped
+    windows: WindowReads | None  # how the speculator reads it, if in windows
+    adapted: bool  # an adapter answers, with which the target reads more slowly
+    estimate: Estimate | None = None  # None before both pools have been measured often enough
+    choice: Decision = UNMEASURED  # the mode whose first token is sooner, and why
+    select_ms: float | None = None  # what the selection took, once there is one
 
     @property
     def size(self) -> int:

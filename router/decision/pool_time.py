@@ -41,8 +41,8 @@ class Speeds(NamedTuple):
 class PoolTime:
     """One pool's time to read. clock: seconds. cost: of its model, as soon as it is known.
 
-    beside: reads of the same pool that are of another speed and wait in the same queue. Until these have been measured
-    often enough, its times count, multiplied by what the first ones took longer.
+    beside: reads of the same pool that have another speed and the same queue. Until these have been measured often
+    enough, its times count, multiplied by what the first ones took longer.
     """
 
     def __init__(

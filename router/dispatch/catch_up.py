@@ -70,26 +70,20 @@ _DECIDE_NOTHING_KEPT = {"enabled", "catch_up", "lossy"}
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """A conversation that is caught up, and how far.
-
-    ids: int32 [T], the prompt and its answer. hashes: of their blocks. key: the name of the call's API key. shape: as
-    in Outcome. judged: the guard learns from the answer. scored: first tokens of the answer that are still to be
-    scored. done: tokens of ids that the target has read. agreement: of the answer, once it is known. task: the
-    catch-up, while it runs; chunk: its running request. ended: why the task was cancelled.
-    """
+    """A conversation that is caught up, and how far."""
 
     prepared: Prepared
-    ids: Int32Array
-    hashes: Sequence[bytes]
-    key: str
-    shape: str
-    judged: bool
-    scored: int
-    done: int
-    agreement: float | None = None
-    task: asyncio.Task[None] | None = None
-    chunk: asyncio.Task[GenerateOutput] | None = None
-    ended: str = "stopped"
+    ids: Int32Array  # [T], the prompt and its answer
+    hashes: Sequence[bytes]  # of their blocks
+    key: str  # the name of the call's API key
+    shape: str  # as in Outcome
+    judged: bool  # the guard learns from the answer
+    scored: int  # first tokens of the answer that are still to be scored
+    done: int  # tokens of ids that the target has read
+    agreement: float | None = None  # of the answer, once it is known
+    task: asyncio.Task[None] | None = None  # the catch-up, while it runs
+    chunk: asyncio.Task[GenerateOutput] | None = None  # its running request
+    ended: str = "stopped"  # why the task was cancelled
 
 
 class CatchUps:

@@ -3,10 +3,9 @@
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from functools import cached_property
 
-from actors.observability.metrics import Meter
 from kv_transfer.messages import GenerateOutput, KeptPrompt, Selection
-from router.admission.controller import Admission
 from router.admission.ticket import CATCH_UP, Ticket
 from router.decision.choice import Decision
 from router.dispatch import prepare as stage
@@ -18,31 +17,16 @@ from router.dispatch.select import TokenBudget, check_loss, explain, select
 from router.dispatch.state import CallState, Outcome
 from router.dispatch.telemetry import record_decision
 from router.options.errors import RefusedError
-from router.options.request import PrefillOptions, SpeculationOptions
-from router.options.settings import RouterConfig
 from router.pools.answer_record import AnswerRecord
-from router.pools.interface import Pools
 from skim_common.errors import DeadlineError, EngineUnavailableError, InvalidRequestError
 
 
 class Dispatcher(Parts):
-    """defaults, decode_defaults: the deployment's options of a request. settings: the endpoint's.
+    """The prompts of one router on their way. Its stages use its parts."""
 
-    admission: as in Parts.
-    """
-
-    def __init__(
-        self,
-        pools: Pools,
-        defaults: PrefillOptions,
-        decode_defaults: SpeculationOptions,
-        settings: RouterConfig,
-        meter: Meter,
-        admission: Admission | None = None,
-    ) -> None:
-        super().__init__(pools, settings, meter, admission)
-        self.defaults, self.decode_defaults = defaults, decode_defaults
-        self.catch_ups = CatchUps(self)
+    @cached_property
+    def catch_ups(self) -> CatchUps:
+        return CatchUps(self)
 
     async def run(self, request_id: str, prompt: Prompt, call: CallState) -> AsyncGenerator[GenerateOutput, None]:
         """Stream the answer. Raises SkimError. Closing the generator aborts the request in both pools, as its deadline

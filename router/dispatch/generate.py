@@ -14,8 +14,8 @@ from router.admission.ticket import Ticket
 from router.dispatch.parts import Parts
 from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome
-from router.dispatch.telemetry import GENERATE, note_prompt, record_first_token, record_forecast, record_migration
-from router.options.headers import TOTAL, add_prefill
+from router.dispatch.telemetry import GENERATE, note_prompt
+from router.options.headers import TIMING_PARTS, TOTAL, add_prefill
 from router.pools.answer_record import AnswerRecord
 from router.pools.migration import DeadlyRequestError, GivenUpError, Migration, ReplicaLostError, migrate
 
@@ -35,7 +35,8 @@ async def generate(
     def moved(migration: Migration) -> None:
         nonlocal has_begun
         has_begun = False
-        record_migration(parts.meter, migration)
+        parts.meter.record("skim_router_migrations_total", 1, cause=migration.cause)
+        parts.meter.record("skim_router_replayed_tokens_total", migration.answered)
         parts.log.note_migration(prepared.request_id, prepared.size, migration, call.request.key, call.request_id)
 
     def received(output: GenerateOutput) -> None:
@@ -81,8 +82,14 @@ def _record_first(
     add_prefill(timings, output.timings, 1e3 * (now - sent))
     timings["queue"] += queued_ms
     timings[TOTAL] = 1e3 * (now - outcome.call.request.arrived)
-    record_first_token(parts.meter, outcome, output.cached_tokens)
+    meter, mode = parts.meter, outcome.mode
+    meter.record("skim_router_cached_tokens_total", output.cached_tokens, mode=mode)
+    for part in (*TIMING_PARTS, TOTAL):
+        if part in timings:
+            meter.record("skim_router_ttft_seconds", timings[part] / 1e3, mode=mode, part=part)
     queue, prefill = output.timings.get("queue", 0.0), timings["prefill"]
     parts.forecaster.began(prepared.forecast, kept, output.cached_tokens, prefill, queue)
-    record_forecast(parts.meter, outcome, 1e3 * (sent - prepared.started) - queued_ms + queue + prefill)
+    if outcome.estimate is not None:
+        since_choice_ms = 1e3 * (sent - prepared.started) - queued_ms + queue + prefill
+        meter.record("skim_router_forecast_ratio", outcome.estimate.of(mode) / max(since_choice_ms, 1e-3), mode=mode)
     outcome.call.answering = True

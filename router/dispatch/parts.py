@@ -6,6 +6,7 @@ from router.decision.forecast import Forecaster
 from router.decision.guard import Agreements
 from router.dispatch.telemetry import ClientMetrics
 from router.explain.log import RequestLog
+from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Pools
@@ -13,13 +14,23 @@ from router.pools.prefix_affinity import PrefixKeys
 
 
 class Parts:
-    """The pools, and what one router knows and counts. admission: None: one without limits.
+    """The pools, and what one router knows and counts.
 
-    clients: the HTTP front sets its own. keys: None: calls prefer no replica.
+    defaults, decode_defaults: the deployment's options of a request. settings: the endpoint's. admission: None: one
+    without limits. clients: the HTTP front sets its own. keys: None: calls prefer no replica.
     """
 
-    def __init__(self, pools: Pools, settings: RouterConfig, meter: Meter, admission: Admission | None = None) -> None:
+    def __init__(
+        self,
+        pools: Pools,
+        defaults: PrefillOptions,
+        decode_defaults: SpeculationOptions,
+        settings: RouterConfig,
+        meter: Meter,
+        admission: Admission | None = None,
+    ) -> None:
         self.pools, self.settings, self.meter = pools, settings, meter
+        self.defaults, self.decode_defaults = defaults, decode_defaults
         self.admission = admission or Admission(meter)
         self.forecaster, self.agreements = Forecaster(), Agreements()
         self.keys = PrefixKeys() if settings.affinity else None

@@ -1,5 +1,6 @@
 """The stages of a prompt before an engine gets it: what is known of it, whether it is selected from, its admission."""
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -22,7 +23,7 @@ from router.dispatch.apart import apart
 from router.dispatch.parts import Parts
 from router.dispatch.request import Prepared, Prompt, Request
 from router.dispatch.state import CallState, Outcome
-from router.dispatch.telemetry import note_tokenized, record_speeds
+from router.dispatch.telemetry import note_tokenized
 from router.options.errors import RefusedError
 from router.options.request import PrefillOptions
 from router.prompt.protected_spans import PromptSpans
@@ -80,10 +81,18 @@ async def prepare(parts: Parts, request_id: str, prompt: Prompt, request: Reques
     forecast = forecaster.look(
         rendered.token_ids, salt, options, layout, request.later_requests, windows, adapted=adapted, hashes=hashes
     )
-    record_speeds(parts.meter, forecaster.speeds())  # here they are fitted anyway
+    _record_speeds(parts)  # here they are fitted anyway
     affinity = parts.keys.key(rendered.token_ids, hashes, spans.opening, salt) if parts.keys else ""
     decode = request.decode_for(prompt.sampling)
     return Prepared(prompt, request_id, options, decode, spans, ruled, guarded, needs_whole_text, forecast, affinity)
+
+
+def _record_speeds(parts: Parts) -> None:
+    for pool, (fixed, linear, attention) in parts.forecaster.speeds().items():
+        parts.meter.record("skim_router_read_fixed_seconds", fixed, pool=pool)
+        for part, speed in (("linear", linear), ("attention", attention)):
+            if math.isfinite(speed):
+                parts.meter.record("skim_router_read_speed", speed, pool=pool, part=part)
 
 
 def _read_text(

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -26,28 +27,21 @@ from skim_common.deadline import NO_DEADLINE, Deadline
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One HTTP call. options, decode: resolved from the deployment's and the client's.
-
-    decode_is_explicit: the client has options of its own for drafts. caller: whose API key it has; None if the endpoint
-    asks for none. arrived: seconds of `time.perf_counter`. keep_fields: the client's wishes for content parts, whose
-    texts are marked in the body. edits: what leaves a long chat. render_only: the client gets the rendered prompt and
-    no answer. later_requests: as in `router.options.headers`. has_tools: it offers tools to the model. hinted_priority:
-    of a prompt that has none. deadline: when the answer must be complete.
-    """
+    """One HTTP call. Its options are the deployment's, overridden by the client's."""
 
     options: PrefillOptions
     decode: DecodeOptions
-    decode_is_explicit: bool = False
-    caller: Caller | None = None
+    decode_is_explicit: bool = False  # the client has options of its own for drafts
+    caller: Caller | None = None  # whose API key it has; None if the endpoint asks for none
     arrived: float = field(default_factory=time.perf_counter)
     echo: bool = False
     beam_search: bool = False
-    keep_fields: KeepFields | None = None
-    edits: tuple[Edit, ...] = ()
-    render_only: bool = False
-    later_requests: int | None = None
-    has_tools: bool = False
-    hinted_priority: int = 0
+    keep_fields: KeepFields | None = None  # the client's wishes for content parts, whose texts are marked in the body
+    edits: tuple[Edit, ...] = ()  # what leaves a long chat
+    render_only: bool = False  # the client gets the rendered prompt and no answer
+    later_requests: int | None = None  # as in `router.options.headers`
+    has_tools: bool = False  # it offers tools to the model
+    hinted_priority: int = 0  # of a prompt that has none
     deadline: Deadline = NO_DEADLINE
 
     @property
@@ -77,8 +71,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """A rendered prompt with its sampling parameters. sampling: as in GenerateRequest. answers: False: the client gets
-    a selection and no answer."""
+    """A rendered prompt with its sampling parameters, as in GenerateRequest."""
 
     rendered: RenderedPrompt
     sampling: Mapping[str, Any]
@@ -87,35 +80,25 @@ class Prompt:
     cache_salt: str | None = None
     priority: int = 0
     engine_args: Mapping[str, Any] = field(default_factory=dict)
-    answers: bool = True
-
-
-def _wire_id() -> str:
-    return secrets.token_urlsafe(16)
+    answers: bool = True  # False: the client gets a selection and no answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A prompt with what is known before its mode is chosen. What the load or a lost speculator changes makes another.
-
-    request_id: the client may have chosen it, and knows it. options, decode: those that count for this prompt. spans:
-    their layout has units when the prompt is selected from. ruled: what the rules say. guarded: the guard may send it
-    dense. needs_whole_text: as the guard says of its task. affinity: as in Envelope. started: when it was prepared, in
-    seconds of `time.perf_counter`.
-    """
+    """A prompt with what is known before its mode is chosen. What the load leaves out makes another one."""
 
     prompt: Prompt
-    request_id: str
-    options: PrefillOptions
+    request_id: str  # the client may have chosen it, and knows it
+    options: PrefillOptions  # that count for this prompt
     decode: DecodeOptions
-    spans: PromptSpans
-    ruled: Decision
-    guarded: bool
-    needs_whole_text: bool
+    spans: PromptSpans  # their layout has units when the prompt is selected from
+    ruled: Decision  # what the rules say
+    guarded: bool  # the guard may send it dense
+    needs_whole_text: bool  # as the guard says of its task
     forecast: Forecast
     affinity: str = ""
     started: float = field(default_factory=time.perf_counter)
-    suffix: str = field(default_factory=_wire_id)
+    suffix: str = field(default_factory=partial(secrets.token_urlsafe, 16))
 
     @property
     def wire_id(self) -> str:

@@ -28,35 +28,25 @@ from router.prompt.rendered import MessageSpan
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """What happens to one prompt.
-
-    timings: milliseconds by part, until the first token. spent_tokens: taken from the API key. admitted: a pool works
-    on the prompt, and the target takes requests.
-    mode: dense or speculative; empty until decided. reason: in one word. estimate: the forecast that chose the mode;
-    None if it was not chosen by time. notes: parameters of the reason, see `explained`. selection: None for a dense
-    prompt; messages: the places of the chat's. tokens_ahead: N, the look-ahead of a selection. answer_tokens: counted
-    only if the call is traced. catches_up: the target reads all of a prompt that lost tokens, after its answer;
-    catch_up_reason: why or why not, in one word. caught_up: tokens at the beginning that catch-ups of earlier turns
-    have read. shape: of the prompt, by `router.decision.guard`.
-    """
+    """What happens to one prompt."""
 
     call: "CallState"
     prompt_tokens: int
-    tokens_ahead: int
-    timings: dict[str, float] = field(default_factory=dict)
-    spent_tokens: int = 0
-    admitted: bool = False
-    mode: str = ""
-    reason: str = ""
-    estimate: Estimate | None = None
-    notes: dict[str, str | int] = field(default_factory=dict)
-    selection: Selection | None = None
-    messages: Callable[[], Sequence[MessageSpan]] = list
-    answer_tokens: int = 0
-    catches_up: bool = False
-    catch_up_reason: str = ""
-    caught_up: int = 0
-    shape: str = ""
+    tokens_ahead: int  # N, the look-ahead of a selection
+    timings: dict[str, float] = field(default_factory=dict)  # milliseconds by part, until the first token
+    spent_tokens: int = 0  # taken from the API key
+    admitted: bool = False  # a pool works on the prompt, and the target takes requests
+    mode: str = ""  # dense or speculative; empty until decided
+    reason: str = ""  # one word
+    notes: dict[str, str | int] = field(default_factory=dict)  # parameters of the reason, see `explained`
+    estimate: Estimate | None = None  # None if the mode was not chosen by time
+    selection: Selection | None = None  # None for a dense prompt
+    messages: Callable[[], Sequence[MessageSpan]] = list  # the places of a chat's
+    answer_tokens: int = 0  # counted only if the call is traced
+    catches_up: bool = False  # the target reads all of a prompt that lost tokens, after its answer
+    catch_up_reason: str = ""  # why or why not, in one word; empty for a prompt that lost none
+    caught_up: int = 0  # tokens at the beginning that catch-ups of earlier turns have read
+    shape: str = ""  # as `router.decision.conversations.shape_of`
 
     @property
     def kept_tokens(self) -> int:
@@ -80,20 +70,21 @@ class Outcome:
         return 0 if self.selection is None else self.selection.reused_tokens
 
     def seconds(self, started: float) -> float:
-        """The time since the call arrived. A later step of a beam search is a prompt that arrived when it was prepared:
-        started, as in Prepared."""
+        """The time since the call arrived; for a later step of a beam search, since it was prepared (`started`)."""
         return time.perf_counter() - (self.call.request.arrived if self in self.call.prompts else started)
 
     @property
     def explained(self) -> str:
         """The reason with parameters, as an HTTP structured field (RFC 9651): both estimates in milliseconds, and the
-        notes. option: what would let a selection drop something.
-        unmapped: the number of contents that are kept because their place is unknown. shed: what was left out because
-        of the load (`router.admission.ticket`)."""
-        found: dict[str, str | int] = {}
-        if self.estimate is not None:
-            found = {"dense": f"{self.estimate.dense:.0f}", "speculative": f"{self.estimate.speculative:.0f}"}
-        return self.reason + "".join(f";{name}={value}" for name, value in {**found, **self.notes}.items())
+        notes.
+
+        option: what would let a selection drop something. unmapped: the number of contents that are kept because their
+        place is unknown. shed: what was left out because of the load (`router.admission.ticket`).
+        """
+        estimate, notes = self.estimate, self.notes
+        if estimate is not None:
+            notes = {"dense": f"{estimate.dense:.0f}", "speculative": f"{estimate.speculative:.0f}", **notes}
+        return self.reason + "".join(f";{name}={value}" for name, value in notes.items())
 
     @property
     def catch_up_state(self) -> str:
@@ -139,29 +130,21 @@ def nothing() -> None:
 
 @dataclass(slots=True, eq=False)
 class CallState:
-    """One HTTP call on its way. prompts: in the client's order. chats: the contents of each chat, by its rendered text.
-
-    edits: what `context_management` has cleared in the chats, as Anthropic's `applied_edits`.
-    sent_salt: the `cache_salt` of a chat, as the client sent it. request_id: the engines' id of the first prompt.
-    span: the call's trace span, the parent of the spans of its prompts. group: what its prompts share at the admission.
-    admission: set while all prompts are admitted. logprobs: that the whole reply has by now, with those that are asked
-    for the prompts. answering: the first output of a prompt has arrived. error: sent to
-    the client instead of an answer. release_intake: called when a prompt is decided; the next call is then taken in.
-    """
+    """One HTTP call on its way."""
 
     request: Request
-    span: Span = INVALID_SPAN
-    release_intake: Callable[[], None] = nothing
-    chats: dict[str | None, ChatContents] = field(default_factory=dict)
-    edits: list[dict[str, Any]] = field(default_factory=list)
-    sent_salt: str | None = None
-    request_id: str = ""
-    prompts: list[Outcome] = field(default_factory=list)
-    group: PromptGroup = field(default_factory=PromptGroup)
-    admission: asyncio.Event = field(default_factory=asyncio.Event)
-    logprobs: int = 0
-    answering: bool = False
-    error: HttpError | None = None
+    span: Span = INVALID_SPAN  # the parent of the spans of its prompts
+    release_intake: Callable[[], None] = nothing  # called when a prompt is decided; the next call is then taken in
+    chats: dict[str | None, ChatContents] = field(default_factory=dict)  # by their rendered text
+    edits: list[dict[str, Any]] = field(default_factory=list)  # of `context_management`, as Anthropic's `applied_edits`
+    sent_salt: str | None = None  # the `cache_salt` of a chat, as the client sent it
+    request_id: str = ""  # the engines' id of the first prompt
+    prompts: list[Outcome] = field(default_factory=list)  # in the client's order
+    group: PromptGroup = field(default_factory=PromptGroup)  # what its prompts share at the admission
+    admission: asyncio.Event = field(default_factory=asyncio.Event)  # set while all prompts are admitted
+    logprobs: int = 0  # of the whole reply by now, with those that are asked for the prompts
+    answering: bool = False  # the first output of a prompt has arrived
+    error: HttpError | None = None  # sent to the client instead of an answer
 
     def begin(self, prompt: Prompt) -> Outcome:
         """The outcome of one more prompt. A beam search runs its prompt many times; only the first run is reported.

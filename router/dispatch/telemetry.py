@@ -1,10 +1,9 @@
-"""What a router measures of each prompt: its metrics, and its trace spans.
+"""The trace spans of a router's prompts, and what is counted of each when its mode is decided.
 
 There is a span for each HTTP request, and one for each call of its prompts to a pool.
 """
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from opentelemetry.trace import Span
@@ -14,10 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from actors.observability.metrics import Meter
 from actors.observability.spans import AnswerTally
 from actors.observability.tracing import TRACE_HEADERS, add_part, ending, fail, now_ms, server_span
-from router.decision.pool_time import Speeds
 from router.dispatch.state import CallState, Outcome
-from router.options.headers import TIMING_PARTS, TOTAL
-from router.pools.migration import Migration
 
 TOKENIZE, SELECT, GENERATE = "skim.router.tokenize", "skim.router.select", "skim.router.generate"
 
@@ -48,36 +44,6 @@ def record_decision(meter: Meter, prompt: Outcome) -> None:
     if prompt.mode == "speculative":
         meter.record("skim_router_keep_rate", prompt.keep_rate)
         meter.record("skim_router_coverage", prompt.coverage)
-
-
-def record_forecast(meter: Meter, prompt: Outcome, ms: float) -> None:
-    """Record how right the forecast was that chose the mode. ms: from the choice until the first token."""
-    if prompt.estimate is not None:
-        ratio = prompt.estimate.of(prompt.mode) / max(ms, 1e-3)
-        meter.record("skim_router_forecast_ratio", ratio, mode=prompt.mode)
-
-
-def record_speeds(meter: Meter, speeds: Mapping[str, Speeds]) -> None:
-    """Record how fast the pools read. speeds: by pool."""
-    for pool, (fixed, linear, attention) in speeds.items():
-        meter.record("skim_router_read_fixed_seconds", fixed, pool=pool)
-        for part, speed in (("linear", linear), ("attention", attention)):
-            if math.isfinite(speed):
-                meter.record("skim_router_read_speed", speed, pool=pool, part=part)
-
-
-def record_first_token(meter: Meter, prompt: Outcome, cached_tokens: int) -> None:
-    """Record the times of a prompt. cached_tokens: prompt tokens that the target found in its prefix cache."""
-    meter.record("skim_router_cached_tokens_total", cached_tokens, mode=prompt.mode)
-    for part, ms in prompt.timings.items():
-        if part in TIMING_PARTS or part == TOTAL:
-            meter.record("skim_router_ttft_seconds", ms / 1e3, mode=prompt.mode, part=part)
-
-
-def record_migration(meter: Meter, migration: Migration) -> None:
-    """Record that a request goes to another target replica."""
-    meter.record("skim_router_migrations_total", 1, cause=migration.cause)
-    meter.record("skim_router_replayed_tokens_total", migration.answered)
 
 
 class TracedRequest:
