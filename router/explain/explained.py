@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from kv_transfer.arrays import Float32Array, Int32Array, segments_of, spans_of
 from kv_transfer.layout import TextLayout
-from kv_transfer.messages import KeptPrompt, Selection
+from kv_transfer.messages import Selection
 from kv_transfer.options import SelectionOptions
 
 REASONS = {
@@ -51,21 +52,17 @@ class Explained:
 
         spans: the kept spans in the order of the text, each with its reason (a name in `REASONS`) and its score, the
         mean of its tokens' unit scores. units: the first token of each unit. unit_scores: the mean importance of
-        each unit, kept or not; None (as all scores are) if the speculator sent none.
-        kept_spans are sorted. reused_spans, late_spans and new_spans divide them: what an earlier kept prompt supplied,
-        what was appended to it from older text, and the rest. segments are the runs of kept tokens in the order in
-        which the target reads them; None if that is the order of kept_spans.
-        cached_tokens: prompt tokens that the speculator found in its prefix cache.
+        each unit, kept or not; None (as all scores are) if the speculator sent none. segments: the runs of kept tokens
+        in the order in which the target reads them; None if that is the order of kept_spans. cached_tokens: prompt
+        tokens that the speculator found in its prefix cache.
         """
-        selection = self.selection
-        kept: KeptPrompt = selection.kept
-        reused = np.arange(kept.positions.size) < selection.reused_tokens
-
-        def spans(tokens: npt.NDArray[np.bool_] | slice) -> list[list[int]]:
-            mask = np.zeros(kept.context_length, bool)
-            mask[kept.positions[tokens]] = True
-            return spans_of(mask).tolist()
-
+        selection, kept = self.selection, self.selection.kept
+        starts = self.layout.unit_starts(kept.context_length, self.options)
+        scores = selection.unit_scores
+        if scores is not None and scores.size != starts.size:
+            scores = None  # not those of this prompt's units
+        mask = np.zeros(kept.context_length, bool)
+        mask[kept.positions] = True
         return {
             "prompt_tokens": kept.context_length,
             "kept_tokens": int(kept.token_ids.size),
@@ -73,13 +70,10 @@ class Explained:
             "cached_tokens": selection.cached_tokens,
             "keep_rate": kept.token_ids.size / kept.context_length,
             "coverage": selection.coverage,
-            "spans": self._spans(),
-            "units": self._starts.tolist(),
-            "unit_scores": _rounded(self._scores),
-            "kept_spans": spans(slice(None)),
-            "reused_spans": spans(reused),
-            "late_spans": spans(selection.late),
-            "new_spans": spans(~reused & ~selection.late),
+            "spans": self._spans(starts, scores),
+            "units": starts.tolist(),
+            "unit_scores": None if scores is None else [_rounded(score) for score in scores.tolist()],
+            "kept_spans": spans_of(mask).tolist(),
             "segments": None if kept.is_ascending else segments_of(kept.positions).tolist(),
             "protected_spans": self.layout.protected.tolist(),
             "rate_spans": [list(region) for region in self.layout.regions],
@@ -89,31 +83,19 @@ class Explained:
             "decision": None if self.decision is None else dict(self.decision),
         }
 
-    @property
-    def _starts(self) -> Int32Array:
-        """The first token of each unit."""
-        return self.layout.unit_starts(self.selection.kept.context_length, self.options)
-
-    @property
-    def _scores(self) -> Float32Array | None:
-        """The unit scores; None if they are missing or are not those of this prompt's units."""
-        scores = self.selection.unit_scores
-        return scores if scores is not None and scores.size == self._starts.size else None
-
-    def _spans(self) -> list[dict[str, Any]]:
+    def _spans(self, starts: Int32Array, scores: Float32Array | None) -> list[dict[str, Any]]:
         """The kept spans with reason and score. A span ends where the reason changes."""
         reasons = self.reasons()
         edges = np.flatnonzero(np.r_[True, reasons[1:] != reasons[:-1], True])
-        scores, sums = self._scores, None
+        means: list[float | None] = [None] * (edges.size - 1)
         if scores is not None:
-            tokens = np.repeat(scores.astype(np.float64), np.diff(self._starts, append=reasons.size))
-            sums = np.add.reduceat(tokens, edges[:-1])
-        found = []
-        for place, (start, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
-            if reason := str(reasons[start]):
-                score = None if sums is None else float(f"{sums[place] / (end - start):.6g}")
-                found.append({"start": start, "end": end, "reason": reason, "score": score})
-        return found
+            tokens = np.repeat(scores.astype(np.float64), np.diff(starts, append=reasons.size))
+            means = list(map(_rounded, np.add.reduceat(tokens, edges[:-1]) / np.diff(edges)))
+        return [
+            {"start": start, "end": end, "reason": str(reasons[start]), "score": score}
+            for (start, end), score in zip(pairwise(edges.tolist()), means, strict=True)
+            if reasons[start] != DROPPED
+        ]
 
     def reasons(self) -> npt.NDArray[np.str_]:
         """Why each token of the prompt is kept: names in `REASONS`, `DROPPED` for the others; [M]."""
@@ -134,6 +116,6 @@ class Explained:
         return reasons
 
 
-def _rounded(scores: Float32Array | None) -> list[float] | None:
-    """The scores with six digits, which is what float32 has."""
-    return None if scores is None else [float(f"{score:.6g}") for score in scores.tolist()]
+def _rounded(score: float) -> float:
+    """With six digits, which is what float32 has."""
+    return float(f"{score:.6g}")
