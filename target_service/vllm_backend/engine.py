@@ -26,10 +26,10 @@ from skim_common.models.source import local_folder
 from target_service.drafting.settings import DRAFTING, DraftSettings
 from target_service.engine import TargetEngine
 from target_service.vllm_backend.continued_answers import ANSWERED, continue_outputs
-from target_service.vllm_backend.kv_connector import TransferCounts, connector_options, side_channel, transfer_params
+from target_service.vllm_backend.kv_connector import connector_options, side_channel, transfer_params
 from target_service.vllm_backend.logits_processors import TargetSamplingParams
-from target_service.vllm_backend.outputs import SCORING, generate_output, has_failed, last_scores
-from target_service.vllm_backend.speculation.config import DecodeCounts, checked_decode, speculation_options
+from target_service.vllm_backend.outputs import SCORING, EngineCounts, generate_output, has_failed, last_scores
+from target_service.vllm_backend.speculation.config import checked_decode, speculation_options
 from target_service.vllm_backend.start import find_stat_logger, start_engine
 from vllm_hooks.adapters import adapters_of, load_adapters, lora_options
 from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens
@@ -94,7 +94,7 @@ class VllmTarget(TargetEngine):
         self._adapters = adapters_of(lora_modules)
         engine_options |= lora_options(self._adapters, engine_options)
         folder = local_folder(model, weights=True)
-        loggers = [self._count_decodes, self._count_transfers, *map(find_stat_logger, stat_loggers)]
+        loggers = [self._count, *map(find_stat_logger, stat_loggers)]
         with side_channel(kv_role, kv_host):
             self._engine: AsyncLLM = start_engine(
                 folder,
@@ -109,16 +109,11 @@ class VllmTarget(TargetEngine):
                 stat_loggers=[*loggers, PrometheusStatLogger],
             )
         continue_outputs(self._engine.output_processor)
-        running = self._engine.vllm_config
-        self.info = replace(info, cache_tokens=cache_tokens(running))
+        self.info = replace(info, cache_tokens=cache_tokens(self._engine.vllm_config))
 
-    def _count_decodes(self, config: VllmConfig, engine_index: int = 0) -> DecodeCounts:
-        self._decode_counts = DecodeCounts(config, engine_index)
-        return self._decode_counts
-
-    def _count_transfers(self, config: VllmConfig, engine_index: int = 0) -> TransferCounts:
-        self._transfer_counts = TransferCounts(config, engine_index)
-        return self._transfer_counts
+    def _count(self, config: VllmConfig, engine_index: int = 0) -> EngineCounts:
+        self._counts = EngineCounts(config, engine_index)
+        return self._counts
 
     async def prepare(self) -> None:
         """As TargetEngine.prepare: loads the adapters."""
@@ -206,11 +201,11 @@ class VllmTarget(TargetEngine):
         ranks = await self._engine.collective_rpc("draft_stats")
         told: dict[str, Any] = next((stats for stats in ranks if stats is not None), {})
         # The worker's counts come last: vLLM also counts rounds in which no place of a request had a draft.
-        return {**self._decode_counts.counts(), **told}
+        return {**self._counts.decode, **told}
 
     def transfer_stats(self) -> dict[str, int]:
-        """`kv_connector.TransferCounts` of a decoding half; {} for any other engine."""
-        return self._transfer_counts.counts() if self._kv_role == "decode" else {}
+        """`EngineCounts.transfer` of a decoding half; {} for any other engine."""
+        return dict(self._counts.transfer) if self._kv_role == "decode" else {}
 
     async def stats(self) -> dict[str, Any]:
         """See `TargetEngine.stats`: `decode_stats` and `transfer_stats`."""

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from vllm.platforms import current_platform
-from vllm.v1.metrics.loggers import StatLoggerBase
 
 from kv_transfer.limits import KvRole, check_leg
 from kv_transfer.messages import GenerateRequest
@@ -100,26 +99,3 @@ def transfer_params(role: KvRole | None, request: GenerateRequest) -> dict[str, 
     if leg is None:
         return None
     return {"do_remote_decode": True} if leg == "prefill" else dict(request.kv_blocks or {})
-
-
-class TransferCounts(StatLoggerBase):
-    """Counts of finished transfers of KV blocks to this engine, their bytes, and failed transfers."""
-
-    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-        self.transfers = self.transferred_bytes = self.failed_transfers = 0
-
-    def record(self, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
-        stats = getattr(scheduler_stats, "kv_connector_stats", None)
-        if stats is None:
-            return
-        data = stats.data if hasattr(stats, "data") else stats
-        self.transfers += len(data.get("bytes_transferred", []))
-        self.transferred_bytes += int(sum(data.get("bytes_transferred", [])))
-        self.failed_transfers += len(data.get("num_failed_transfers", []))
-
-    def counts(self) -> dict[str, int]:
-        """The present counts by name."""
-        return dict(vars(self))
-
-    def log_engine_initialized(self) -> None:
-        """Logs nothing."""

@@ -1,4 +1,4 @@
-"""Converts vLLM's RequestOutput into the message for the router."""
+"""What vLLM tells: outputs as messages for the router, and counts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from vllm.logprobs import LogprobsOnePosition, PromptLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import RequestStateStats
 
 from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, TokenLogprob
@@ -86,3 +87,36 @@ def _timings(stats: RequestStateStats) -> dict[str, float]:
         "queue": 1e3 * max(stats.scheduled_ts - stats.queued_ts, 0.0),
         "prefill": 1e3 * max(stats.first_token_ts - stats.scheduled_ts, 0.0),
     }
+
+
+class EngineCounts(StatLoggerBase):
+    """Counts of vLLM's scheduler since the start, the same for all methods, runners and ranks.
+
+    Of verifications (rounds), drafts and accepted drafts, the latter two also by position; of finished transfers of KV
+    blocks to this engine, their bytes, and failed transfers.
+    """
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        most = vllm_config.num_speculative_tokens
+        self.decode: dict[str, Any] = dict.fromkeys(("rounds", "drafts", "accepted"), 0)
+        self.decode |= {"drafts_per_position": [0] * most, "accepted_per_position": [0] * most}
+        self.transfer = {"transfers": 0, "transferred_bytes": 0, "failed_transfers": 0}
+
+    def record(self, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
+        if (step := getattr(scheduler_stats, "spec_decoding_stats", None)) is not None:
+            self.decode["rounds"] += step.num_drafts
+            self.decode["drafts"] += step.num_draft_tokens
+            self.decode["accepted"] += step.num_accepted_tokens
+            for name, counts in (
+                ("drafts_per_position", step.num_draft_tokens_per_pos),
+                ("accepted_per_position", step.num_accepted_tokens_per_pos),
+            ):
+                self.decode[name] = [total + count for total, count in zip(self.decode[name], counts, strict=True)]
+        if (stats := getattr(scheduler_stats, "kv_connector_stats", None)) is not None:
+            data = stats.data if hasattr(stats, "data") else stats
+            self.transfer["transfers"] += len(data.get("bytes_transferred", []))
+            self.transfer["transferred_bytes"] += int(sum(data.get("bytes_transferred", [])))
+            self.transfer["failed_transfers"] += len(data.get("num_failed_transfers", []))
+
+    def log_engine_initialized(self) -> None:
+        """Logs nothing."""

@@ -15,8 +15,7 @@ from speculator_service.drafting.drafter import Counters
 from speculator_service.service import RecordCounts
 from target_service.drafting.exchange import DraftExchange
 from target_service.drafting.requests import DraftedRequests
-from target_service.vllm_backend.kv_connector import TransferCounts
-from target_service.vllm_backend.speculation.config import DecodeCounts
+from target_service.vllm_backend.outputs import EngineCounts
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "observability.md"
 SPECULATOR = {
@@ -31,8 +30,8 @@ def target_counts() -> dict[str, Any]:
     counts = {
         **DraftedRequests(3).stats(),
         **DraftExchange(lambda address: DraftClient(address), 20).stats(),
-        **DecodeCounts(config).counts(),
-        **TransferCounts(config).counts(),
+        **EngineCounts(config).decode,
+        **EngineCounts(config).transfer,
         "failed_probe": 0,
     }
     counts["fallbacks"] |= {name: counts.pop(name) for name in ("no_session", "no_draft")}

@@ -56,8 +56,8 @@ def test_the_endpoint_has_them_beside_ray(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(engine, "start_engine", start)
     with pytest.raises(SkimError, match="not started"):
         engine.VllmTarget(str(MODEL), stat_loggers=[OVER_RAY])
-    assert told[2] is find_stat_logger(OVER_RAY)
-    assert exported(monkeypatch, *told[3:])
+    assert told[1] is find_stat_logger(OVER_RAY)
+    assert exported(monkeypatch, *told[2:])
     assert not exported(monkeypatch)
 
 

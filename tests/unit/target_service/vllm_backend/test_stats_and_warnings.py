@@ -21,7 +21,7 @@ def test_the_counts_are_those_of_the_last_pipeline_stage(ranks):
     target = VllmTarget.__new__(VllmTarget)
     target.decode = DecodeOptions(method="remote")
     target._engine = SimpleNamespace(collective_rpc=collective_rpc)
-    target._decode_counts = SimpleNamespace(counts=lambda: {"rounds": 2})
+    target._counts = SimpleNamespace(decode={"rounds": 2})
     assert asyncio.run(target.decode_stats()) == {"drafts": 3, "rounds": 2}
 
 
