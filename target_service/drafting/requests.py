@@ -12,8 +12,7 @@ from kv_transfer.drafts import UNDRAFTED
 from kv_transfer.messages import SessionHandle
 from target_service.drafting.counts import DraftCounts, PositionAcceptance
 from target_service.drafting.exchange import ProposalRequest
-from target_service.drafting.session import Proposal, TargetSession, one_hot
-from target_service.drafting.settings import DraftSettings
+from target_service.drafting.session import DraftSettings, Proposal, TargetSession, one_hot
 
 COUNTS = ("rounds", "drafts", "accepted", "look_ahead", "no_session", "no_draft")
 

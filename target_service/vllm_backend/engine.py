@@ -23,14 +23,13 @@ from kv_transfer.position_map import position_args
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import inspect_model
 from skim_common.models.source import local_folder
-from target_service.drafting.settings import DRAFTING, DraftSettings
+from target_service.drafting.session import DRAFTING, DraftSettings
 from target_service.engine import TargetEngine
 from target_service.vllm_backend.continued_answers import ANSWERED, continue_outputs
 from target_service.vllm_backend.kv_connector import connector_options, side_channel, transfer_params
-from target_service.vllm_backend.logits_processors import TargetSamplingParams
 from target_service.vllm_backend.outputs import SCORING, EngineCounts, generate_output, has_failed, last_scores
-from target_service.vllm_backend.speculation.config import checked_decode, speculation_options
-from target_service.vllm_backend.start import find_stat_logger, start_engine
+from target_service.vllm_backend.start import checked_decode, find_stat_logger, speculation_options, start_engine
+from target_service.vllm_backend.v1_repairs import TargetSamplingParams
 from vllm_hooks.adapters import adapters_of, load_adapters, lora_options
 from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens
 

@@ -9,7 +9,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from target_service.drafting.settings import DraftSettings
+from target_service.drafting.session import DraftSettings
 from target_service.vllm_backend.continued_answers import ContinuedAnswers
 from target_service.vllm_backend.speculation.remote_drafts import REPORT, DraftReport
 from vllm_hooks.block_hash import PositionHashing

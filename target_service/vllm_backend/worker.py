@@ -8,12 +8,11 @@ from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
 from target_service.vllm_backend.continued_answers import answered, continue_in_batch
-from target_service.vllm_backend.cpu_workarounds import repair_kernels, repair_rewinding, repair_stages
 from target_service.vllm_backend.kv_connector import read_from_one_thread
-from target_service.vllm_backend.logits_processors import apply_to_drafts
 from target_service.vllm_backend.speculation.proposer import RemoteProposer
 from target_service.vllm_backend.speculation.remote_drafts import REPORT
 from target_service.vllm_backend.speculation.remote_speculator import RemoteSpeculator, remote_speculator
+from target_service.vllm_backend.v1_repairs import apply_to_drafts, repair_kernels, repair_rewinding, repair_stages
 from vllm_hooks.worker import RestoringWorker
 
 

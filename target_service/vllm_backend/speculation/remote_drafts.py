@@ -11,8 +11,7 @@ from typing import Any
 from kv_transfer.draft_channel import connecting
 from target_service.drafting.exchange import DraftExchange
 from target_service.drafting.requests import AnswerEnd, DraftedRequests, Verified
-from target_service.drafting.session import Proposal
-from target_service.drafting.settings import DraftSettings
+from target_service.drafting.session import DraftSettings, Proposal
 
 GREEDY_BELOW = 1e-5
 """vLLM decodes greedily below this temperature (vllm.sampling_params)."""

@@ -27,8 +27,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.position_map import Int64Array
 from target_service.drafting.requests import Verified
-from target_service.drafting.session import Proposal
-from target_service.drafting.settings import DraftSettings
+from target_service.drafting.session import DraftSettings, Proposal
 from target_service.vllm_backend.speculation.graphs import capture_decode_steps
 from target_service.vllm_backend.speculation.remote_drafts import DraftReport, RemoteDrafts
 

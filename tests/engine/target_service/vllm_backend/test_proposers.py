@@ -11,8 +11,7 @@ import torch
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
 from target_service.drafting.exchange import ProposalRequest
-from target_service.drafting.session import Proposal, TargetSession, one_hot
-from target_service.drafting.settings import DRAFTING, DraftSettings
+from target_service.drafting.session import DRAFTING, DraftSettings, Proposal, TargetSession, one_hot
 from target_service.vllm_backend.speculation import proposer, remote_speculator
 
 PROMPT, MOST, VOCABULARY = [3, 4, 5], 3, 16

@@ -10,8 +10,8 @@ from vllm.config import VllmConfig
 
 from kv_transfer.options import DecodeOptions
 from target_service.vllm_backend.scheduler import AsyncTargetScheduler, _limit_drafts
-from target_service.vllm_backend.speculation.config import RemoteDraftsConfig, remote_drafts_config, speculation_options
 from target_service.vllm_backend.speculation.remote_drafts import REPORT, DraftReport
+from target_service.vllm_backend.start import RemoteDraftsConfig, remote_drafts_config, speculation_options
 from vllm_hooks.engine import engine_config
 
 REFUSED = ["speculative method 'custom_class'"]

@@ -10,7 +10,7 @@ import torch
 
 from kv_transfer.messages import GenerateRequest, KeptPrompt
 from kv_transfer.options import DecodeOptions
-from target_service.drafting import settings
+from target_service.drafting import session
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.conftest import Start
 from tests.engine.target_service.vllm_backend.drafting import Case, gained, with_session
@@ -37,7 +37,7 @@ def engine(start: Start) -> VllmTarget:
 
 @pytest.fixture(autouse=True)
 def a_part_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "Q_TOP", TOP_M)
+    monkeypatch.setattr(session, "Q_TOP", TOP_M)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu.sample import bad_words, logit_bias, logprob, states
 
 from kv_transfer.sampling_limits import MAX_ENTRIES, MAX_STOP_TOKEN_IDS, SEEDS, check_sampling
 from skim_common.errors import InvalidRequestError
-from target_service.vllm_backend.logits_processors import TargetSamplingParams
+from target_service.vllm_backend.v1_repairs import TargetSamplingParams
 
 CPU = torch.device("cpu")
 END_TOKENS = 32

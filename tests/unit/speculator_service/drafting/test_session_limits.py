@@ -15,7 +15,7 @@ from speculator_service.drafting.drafter import DraftService
 from speculator_service.engine import SessionLimits
 from target_service.drafting.exchange import DraftExchange
 from target_service.drafting.requests import AnswerEnd, DraftedRequests, Verified
-from target_service.drafting.settings import DraftSettings
+from target_service.drafting.session import DraftSettings
 from tests.unit.speculator_service.drafting.draft_toys import PROMPT, ToyEngine, ids, row, settle
 
 TABLE = np.eye(8)[np.roll(np.arange(8), -1)]  # one token can follow another, so every draft is accepted

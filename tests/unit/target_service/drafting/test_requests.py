@@ -11,7 +11,7 @@ from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
 from target_service.drafting.counts import Line
 from target_service.drafting.requests import AnswerEnd, DraftedRequest, DraftedRequests, Verified
-from target_service.drafting.settings import DRAFTING, Q_TOP, DraftSettings
+from target_service.drafting.session import DRAFTING, Q_TOP, DraftSettings
 
 PROMPT = KeptPrompt.dense([1, 2, 3])
 

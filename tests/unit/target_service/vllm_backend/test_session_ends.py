@@ -10,7 +10,7 @@ from kv_transfer.drafts import Draft, DraftReply, DraftRequest
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
 from target_service.drafting.requests import Verified
-from target_service.drafting.settings import DRAFTING, DraftSettings
+from target_service.drafting.session import DRAFTING, DraftSettings
 from target_service.vllm_backend.speculation import remote_drafts
 from target_service.vllm_backend.speculation.remote_drafts import RemoteDrafts
 

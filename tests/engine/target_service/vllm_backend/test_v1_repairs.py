@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from target_service.vllm_backend.cpu_workarounds import repair_kernels
+from target_service.vllm_backend.v1_repairs import repair_kernels
 
 
 @pytest.fixture
