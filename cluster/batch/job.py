@@ -1,63 +1,136 @@
-"""The batch job: read the input, start or find the endpoint, answer the missing parts, join all parts."""
+"""`skim batch`: read the input, start or find the endpoint, answer the missing parts, join all parts.
+
+`python -m cluster.batch` takes the same options. The packages of the extra `batch` are imported when a job runs.
+"""
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from pydantic import SecretStr
+from rich.console import Console
 
-from cluster.batch.client import Endpoint, check_endpoint
-from cluster.batch.command import BatchOptions
-from cluster.batch.journal import Journal, Totals
-from cluster.batch.plan import InputPlan, Part, read_plan
-from cluster.batch.progress import Progress
-from cluster.batch.storage import absolute, is_local, shared_path
-from cluster.batch.worker import WorkerSettings, answer_parts
-from cluster.config.load import load_config
+from cluster.commands.grouped import grouped
 from skim_common.errors import SkimError
-from skim_common.proxies import is_loopback
+
+if TYPE_CHECKING:
+    from cluster.batch.parts import InputPlan, Part
+    from cluster.batch.worker import PartReport
 
 PrintLine = Callable[[str], None]
 
+ENDPOINT = "http://127.0.0.1:8000"
+EXTRA = ("fsspec", "httpx2", "openai", "pandas", "pyarrow")
 KEY_VARIABLE = "OPENAI_API_KEY"
 FOLDER_VARIABLE = "SKIM_BATCH_DIR"
+PROGRESS_S = 5.0
+"""A progress line is printed at most so often, and at the end."""
+
+console = Console(stderr=True, highlight=False)
 
 
-def check_input(url: str, print_line: PrintLine) -> InputPlan:
-    """Read the whole input and print a summary of it. Raises SkimError."""
-    plan = read_plan(shared_path(absolute(url, Path.cwd())))
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """The options of a job. endpoint: a running one; config: a deployment to start; for a job, one of them is None.
+
+    address: the Ray cluster to join; None starts one on this machine.
+    """
+
+    input: Annotated[str, typer.Option("--input", metavar="FILE", help="Rows in OpenAI's Batch format: path or URL.")]
+    output: Annotated[str, typer.Option("--output", metavar="FILE", help="File for the answers: path or URL.")] = ""
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="Running endpoint that answers the rows.", show_default=ENDPOINT)
+    ] = None
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="CONFIG.yaml", help="Deployment to start for the batch, instead of --endpoint."),
+    ] = None
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests sent at the same time.")] = 32
+    max_retries: Annotated[int, typer.Option(min=0, help="Retries of a row, with growing waits.")] = 8
+    timeout_s: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds that one try may take.")] = 3600.0
+    address: Annotated[
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="Ray cluster to join. Default: a new one.")
+    ] = None
+
+
+@grouped
+def batch(
+    options: BatchOptions,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only check the input; exit code 1 if a row is unusable.")
+    ] = False,
+) -> None:
+    """Answer a file of requests. After a kill, the same command continues where it stopped.
+
+    If the endpoint needs an API key, set OPENAI_API_KEY.
+    """
+    if missing := [name for name in EXTRA if find_spec(name) is None]:
+        raise SkimError(f"batch jobs need {', '.join(missing)}: install Skim with its extra `batch`")
+
+    def print_line(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    if dry_run:
+        if check_input(options.input, print_line)[1].unusable:
+            raise typer.Exit(1)
+        return
+    if not options.output:
+        raise SkimError("--output is missing: give a file for the answers")
+    if options.endpoint and options.config:
+        raise SkimError("give either --endpoint or --config: a running endpoint, or a deployment to start")
+    if options.config is None:
+        endpoint = options.endpoint or os.environ.get("OPENAI_BASE_URL") or ENDPOINT
+        options = replace(options, endpoint=endpoint)
+    run_batch(replace(options, address=options.address or None), print_line)
+
+
+def check_input(url: str, print_line: PrintLine) -> "tuple[str, InputPlan]":
+    """Read the whole input and print a summary of it. Returns where every process finds it, too. Raises SkimError."""
+    from cluster.batch.parts import read_plan
+    from cluster.batch.storage import absolute, shared_path
+
+    source = shared_path(absolute(url, Path.cwd()))
+    plan = read_plan(source)
     kinds = ", ".join(f"{count} x {url}" for url, count in plan.urls.most_common())
     print_line(f"{url}: {plan.rows} rows" + (f" ({kinds})" if kinds else ""))
     for problem in plan.problems:
         print_line(f"  {problem}")
     if plan.unusable:
         print_line(f"  {plan.unusable} rows cannot be sent and will be errors in the output")
-    return plan
+    return source, plan
 
 
-def run_batch(options: BatchOptions, print_line: PrintLine) -> Totals | None:
-    """Run the whole batch; None if the output was already finished. After a SkimError it can be run again."""
-    plan = check_input(options.input, print_line)
-    source = shared_path(absolute(options.input, Path.cwd()))
+def run_batch(options: BatchOptions, print_line: PrintLine) -> None:
+    """Run the whole batch, or nothing if its output is finished. After a SkimError it can be run again."""
+    from cluster.batch.journal import Journal
+    from cluster.batch.storage import absolute
+
+    source, plan = check_input(options.input, print_line)
     output = absolute(options.output, output_folder())
     if output.startswith("~"):
         raise SkimError(f"there is no home folder for {output}: set {FOLDER_VARIABLE}, or give an absolute --output")
     journal = Journal(output)
     if journal.open(plan):
         print_line(f"{output} is already finished")
-        return None
+        return
     done = journal.done()
     left = [part for part in plan.parts if part.index not in done]
-    before = plan.rows - sum(part.rows for part in left)
-    print_line(f"Writing {output}" + (f": {before} rows are already done" if before else ""))
-    progress = Progress(plan.rows, before, print_line)
+    progress = Progress(plan.rows, plan.rows - sum(part.rows for part in left), print_line)
+    print_line(f"Writing {output}" + (f": {progress.done} rows are already done" if progress.done else ""))
+    # The pools stop after the output is joined: stopping takes seconds.
     with ExitStack() as stack:
         try:
             if left:
-                source = journal.unpack(source) if plan.packed else source
-                _answer(options, plan, (source, output), left, progress, stack, print_line)
+                batch_id = plan.fingerprint[:12]
+                url = stack.enter_context(_endpoint(options, batch_id, print_line))
+                _answer(options, url, batch_id, (source, output), left, progress)
         except (SystemExit, KeyboardInterrupt):
             print_line(f"Stopped with {progress.done} of {plan.rows} rows done: run the same command to continue")
             raise
@@ -65,12 +138,10 @@ def run_batch(options: BatchOptions, print_line: PrintLine) -> Totals | None:
             raise SkimError(
                 f"{error}; {progress.done} of {plan.rows} rows are done: run the same command to continue"
             ) from error
-        # Before the pools stop, which takes seconds.
         if (totals := journal.finish(plan.parts)) is None:
             print_line(f"{output} has been finished by another job of this batch")
-            return None
-        print_line(f"Wrote {output}: {totals.rows} rows, {totals.failed} of them errors")
-    return totals
+        else:
+            print_line(f"Wrote {output}: {totals.rows} rows, {totals.failed} of them errors")
 
 
 def output_folder() -> Path:
@@ -82,32 +153,28 @@ def output_folder() -> Path:
 
 def _answer(
     options: BatchOptions,
-    plan: InputPlan,
+    url: str,
+    batch_id: str,
     files: tuple[str, str],
-    parts: list[Part],
-    progress: Progress,
-    stack: ExitStack,
-    print_line: PrintLine,
+    parts: "list[Part]",
+    progress: "Progress",
 ) -> None:
-    """Answer all rows of `parts`. The endpoint and the connection to Ray stay until `stack` closes.
-
-    files: of the rows, and of the output.
-    """
-    source, output = files
-    batch_id = plan.fingerprint[:12]
-    local_files = is_local(source) or is_local(output)
-    key = SecretStr(os.environ.get(KEY_VARIABLE, "none"))
-    url = stack.enter_context(_endpoint(options, batch_id, print_line))
+    """Answer all rows of `parts` by the endpoint at `url`. files: input and output."""
     import ray
 
-    endpoint = Endpoint(url, key, options.max_retries, options.timeout_s)
-    asyncio.run(check_endpoint(endpoint))
-    work = WorkerSettings(source, output, endpoint, options.concurrency, batch_id)
-    here = local_files or is_loopback(url)
+    from cluster.batch import worker
+    from cluster.batch.storage import is_local
+    from skim_common.proxies import is_loopback
+
+    key = SecretStr(os.environ.get(KEY_VARIABLE, "none"))
+    endpoint = worker.Endpoint(url, key, options.max_retries, options.timeout_s)
+    asyncio.run(worker.check_endpoint(endpoint))
+    progress.print_line(f"Sending {sum(part.rows for part in parts)} rows to {url}")
+    progress.start = time.monotonic()  # of the rates; the time before was start-up
+    here = any(map(is_local, files)) or is_loopback(url)
     node = ray.get_runtime_context().get_node_id() if here else None
-    print_line(f"Sending {sum(part.rows for part in parts)} rows to {url}")
-    progress.start()
-    for report in answer_parts(work, parts, node):
+    settings = worker.WorkerSettings(*files, endpoint, options.concurrency, batch_id)
+    for report in worker.answer_parts(settings, parts, node):
         if report.failure:
             raise SkimError(report.failure)
         progress.add(report)
@@ -117,6 +184,7 @@ def _answer(
 def _endpoint(options: BatchOptions, batch_id: str, print_line: PrintLine) -> Iterator[str]:
     """Join Ray and give the base URL of the endpoint: a running one, or one that is started for the batch."""
     if options.config is not None:
+        from cluster.config.load import load_config
         from cluster.serve.deployment import deployed
 
         print_line("Starting pools for the batch")
@@ -140,3 +208,29 @@ def _endpoint(options: BatchOptions, batch_id: str, print_line: PrintLine) -> It
         yield options.endpoint
     finally:
         ray.shutdown()
+
+
+class Progress:
+    """Counts the rows of a job. done: rows that are answered, those of earlier runs with them."""
+
+    def __init__(self, rows: int, done: int, print_line: PrintLine) -> None:
+        self.done, self._before, self._rows, self.print_line = done, done, rows, print_line
+        self._failed = self._prompt_tokens = self._answer_tokens = 0
+        self.start = self._printed = time.monotonic()
+
+    def add(self, report: "PartReport") -> None:
+        """Count one part. The printed errors and rates are those of this run alone."""
+        self.done += report.rows
+        self._failed += report.failed
+        self._prompt_tokens += report.prompt_tokens
+        self._answer_tokens += report.answer_tokens
+        now = time.monotonic()
+        if self.done < self._rows and now - self._printed < PROGRESS_S:
+            return
+        self._printed, seconds = now, max(now - self.start, 1e-3)
+        rate = (self.done - self._before) / seconds
+        self.print_line(
+            f"{self.done}/{self._rows} rows, {self._failed} errors, {rate:.1f} rows/s, tokens/s: "
+            f"{self._prompt_tokens / seconds:,.0f} read, {self._answer_tokens / seconds:,.0f} written; about "
+            f"{(self._rows - self.done) / rate:,.0f} s left"
+        )

@@ -2,28 +2,25 @@
 
 `plan.json` identifies the input. `parts/00000012.jsonl` holds the answers to part 12. A part's file appears whole or
 not at all, so its presence means that its rows are done. A row may be sent twice (if a kill comes between its answer
-and its part's file, or if two jobs run at once), but it is written once. `input.jsonl` has the rows of a packed input.
-The last step joins the parts, puts their rows back into input order and removes them. No file is ever appended to,
-because object stores cannot append.
+and its part's file, or if two jobs run at once), but it is written once.
+The last step joins the parts in their order and removes them. No file is ever appended to, because object stores cannot
+append.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
 
 import msgspec
 
-from cluster.batch.plan import InputPlan, Part
+from cluster.batch.parts import InputPlan, Part
 from cluster.batch.rows import BatchAnswer
-from cluster.batch.storage import locate, open_rows, storage_errors, write
+from cluster.batch.storage import locate, storage_errors, write
 from skim_common.errors import SkimError
 
-VERSION = 2
+VERSION = 3
 READ_AHEAD = 16
 """Parts that are read at once while they are joined: an object store serves many parts as fast as one."""
-ROWS_FILE = "input.jsonl"
-CHUNK_BYTES = 2**20
 GLOB = frozenset("*?[]")
 
 _ANSWER = msgspec.json.Decoder(BatchAnswer)
@@ -58,7 +55,6 @@ class Journal:
             raise SkimError(f"--output {url} must not contain the characters {' '.join(sorted(GLOB))}")
         self._folder = f"{self._output}.batch"
         self._plan_file, self._parts = f"{self._folder}/plan.json", f"{self._folder}/parts"
-        self._rows = f"{self._folder}/{ROWS_FILE}"
         self._plan: _Plan | None = None
 
     def open(self, plan: InputPlan) -> bool:
@@ -107,15 +103,6 @@ class Journal:
         write(self._fs, self._plan_file, [msgspec.json.encode(plan)])
         self._plan = plan
 
-    def unpack(self, url: str) -> str:
-        """Write the rows of the input at `url`, which is in gzip's format, beside the parts; the URL of that file.
-
-        Workers read rows by their places, which a packed file does not have.
-        """
-        with storage_errors(self._url), open_rows(url) as (file, _):
-            write(self._fs, self._rows, iter(lambda: file.read(CHUNK_BYTES), b""))
-        return f"{self._url}.batch/{ROWS_FILE}"
-
     def done(self) -> set[int]:
         """Indices of the finished parts."""
         with storage_errors(self._url):
@@ -150,20 +137,19 @@ class Journal:
         return totals
 
     def _joined(self, parts: Sequence[Part], totals: Totals) -> Iterator[bytes]:
-        """The rows of the output. Those of one window are in memory."""
-        for _, window in groupby(parts, key=lambda part: part.window):
-            rows: list[tuple[int, bytes]] = []
-            among = list(window)
-            for start in range(0, len(among), READ_AHEAD):
-                some = among[start : start + READ_AHEAD]
-                found = self._fs.cat_ranges([self._path(part) for part in some], 0, None, on_error="raise")
-                for part, data in zip(some, found, strict=True):
-                    rows += zip((row.line for row in part.sent), self._checked(part, data, totals), strict=True)
-            yield from (line for _, line in sorted(rows))
+        """The content of the output."""
+        for start in range(0, len(parts), READ_AHEAD):
+            some = parts[start : start + READ_AHEAD]
+            found = self._fs.cat_ranges([self._path(part) for part in some], 0, None, on_error="raise")
+            for part, data in zip(some, found, strict=True):
+                self._count(part, data, totals)
+                yield data
 
-    def _checked(self, part: Part, data: bytes, totals: Totals) -> list[bytes]:
-        """The rows of a part's file, one line each."""
-        answers = _answers(data)
+    def _count(self, part: Part, data: bytes, totals: Totals) -> None:
+        """Add a part's file to the totals. Raises SkimError for one that is incomplete, which is removed."""
+        answers: list[BatchAnswer] = []
+        with suppress(msgspec.DecodeError):  # the last line may be cut off
+            answers += (_ANSWER.decode(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n"))
         if len(answers) != part.rows:
             self._fs.rm(self._path(part))
             raise SkimError(
@@ -172,22 +158,10 @@ class Journal:
             )
         totals.rows += part.rows
         totals.failed += sum(answer.failed for answer in answers)
-        return data.splitlines(keepends=True)
 
     def _path(self, part: Part) -> str:
         return f"{self._parts}/{part.index:08d}.jsonl"
 
     def _remove_parts(self) -> None:
-        for path in (self._parts, self._rows):
-            if self._fs.exists(path):
-                self._fs.rm(path, recursive=True)
-
-
-def _answers(data: bytes) -> list[BatchAnswer]:
-    """The rows of a part, up to the first one that is cut off or invalid."""
-    answers: list[BatchAnswer] = []
-    with suppress(msgspec.DecodeError):
-        for line in data.splitlines(keepends=True):
-            if line.endswith(b"\n"):
-                answers.append(_ANSWER.decode(line))
-    return answers
+        if self._fs.exists(self._parts):
+            self._fs.rm(self._parts, recursive=True)

@@ -2,11 +2,9 @@
 
 import os
 import uuid
-from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from gzip import GzipFile
-from io import BufferedIOBase, BufferedReader
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,6 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from skim_common.errors import SkimError
-
-HEAD_BYTES = 1024
-"""The beginning of an input, which shows whether it is text."""
 
 
 def locate(url: str) -> tuple[Any, str]:
@@ -31,31 +26,14 @@ def locate(url: str) -> tuple[Any, str]:
 
 
 @contextmanager
-def open_rows(url: str) -> Iterator[tuple[BufferedIOBase, bool]]:
-    """The input at `url` from its first byte on, and whether it is in gzip's format: then it is read unpacked.
-
-    Raises SkimError, also for a file that is neither text nor gzip.
-    """
+def open_rows(url: str) -> Iterator[BufferedReader]:
+    """The input at `url`, from its first byte on. Raises SkimError, also for a file that is no text."""
     fs, path = locate(url)
     with storage_errors(url), fs.open(path, "rb") as raw:
-        file: BufferedReader | GzipFile = BufferedReader(raw)
-        if packed := file.peek(2).startswith(b"\x1f\x8b"):
-            file = GzipFile(fileobj=file)
-        try:
-            head = file.peek(HEAD_BYTES)[:HEAD_BYTES]
-            if b"\0" in head or not (head.lstrip().startswith(b"{") or _is_text(head.partition(b"\n")[0])):
-                raise SkimError(f"{url} is neither text nor gzip: it must hold one JSON object per line, in UTF-8")
-            yield file, packed
-        except EOFError:
-            raise SkimError(f"{url} ends too soon for a gzip file: it is incomplete") from None
-
-
-def _is_text(line: bytes) -> bool:
-    try:
-        getincrementaldecoder("utf-8")().decode(line)  # the last character may be cut
-    except UnicodeDecodeError:
-        return False
-    return True
+        file = BufferedReader(raw)
+        if b"\0" in (head := file.peek(1)) or head.startswith(b"\x1f\x8b"):
+            raise SkimError(f"{url} is no text: it must hold one JSON object per line, in UTF-8; unpack a packed file")
+        yield file
 
 
 def shared_path(url: str) -> str:

@@ -1,4 +1,8 @@
-"""Answers parts in Ray Data's actors, a few parts at a time, and writes them to the journal."""
+"""Answers parts in Ray Data's actors, a few parts at a time, and writes them to the journal.
+
+Requests go through OpenAI's own client, which retries after a lost connection and after 408, 409, 429 and 5xx. It waits
+as long as `Retry-After` says (up to two minutes), otherwise 0.5 s growing to 8 s with jitter.
+"""
 
 import asyncio
 import logging
@@ -7,16 +11,112 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import httpx2
 import msgspec
+from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, DefaultAsyncHttpxClient
+from pydantic import SecretStr
 
-from cluster.batch.client import BatchClient, Endpoint
 from cluster.batch.journal import Journal
-from cluster.batch.plan import InputRow, Part, read_part
-from cluster.batch.rows import BatchAnswer, RowFault, UnusableRowError, parse, usage_of
-from skim_common.errors import SkimError
+from cluster.batch.parts import Part, read_part
+from cluster.batch.rows import BatchAnswer, BatchRequest, Response, RowFault, UnusableRowError, parse, usage_of
+from skim_common.errors import EngineUnavailableError, SkimError
+from skim_common.proxies import client_options
 
+CONNECT_TIMEOUT_S = 10.0
+UNAVAILABLE = frozenset({429, 502, 503, 504})
+"""Status codes of an endpoint, or of a gateway before it, that may be temporary."""
+EFFECTIVE = "x-skim-"
+"""How the names of headers begin that tell how Skim ran a request. They are kept with the answer."""
 REQUESTS_PER_WORKER = 64
 """Concurrent requests of one actor. More are spread over more actors: JSON of long prompts costs CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where requests go, and how often they are retried. timeout_s: of one try."""
+
+    url: str
+    api_key: SecretStr
+    max_retries: int = 8
+    timeout_s: float = 3600.0
+
+
+class BatchClient:
+    """Sends requests to one endpoint, at most `concurrency` at a time. Must be used in one event loop."""
+
+    def __init__(self, endpoint: Endpoint, concurrency: int) -> None:
+        self._url, self._http = endpoint.url.rstrip("/"), _client(endpoint)
+        self._turn = asyncio.Semaphore(concurrency)
+
+    async def ask(self, request: BatchRequest) -> Response | RowFault:
+        """The endpoint's answer (also an HTTP error), or the reason why there is none.
+
+        Raises EngineUnavailableError if the endpoint no longer answers any request: then the row is not at fault.
+        """
+        async with self._turn:
+            try:
+                return await self._post(request)
+            except APITimeoutError:
+                fault = RowFault("timeout", "the endpoint took longer than --timeout at every try")
+            except APIConnectionError as error:
+                reason = str(error.__cause__ or error)
+                fault = RowFault("connection_error", f"the connection was lost at every try: {reason}")
+            await self._check_alive()
+            return fault
+
+    async def _post(self, request: BatchRequest) -> Response:
+        try:
+            response = await self._http.post(request.url, body=request.body, cast_to=httpx2.Response)
+        except APIStatusError as error:
+            response = error.response
+            if response.status_code in UNAVAILABLE:
+                await self._check_alive()
+        try:
+            body = msgspec.json.decode(response.content)
+        except msgspec.DecodeError:
+            body = response.content.decode(errors="replace")
+        request_id = response.headers.get("x-request-id") or (body.get("id") if isinstance(body, dict) else None)
+        effective = {name: value for name, value in response.headers.items() if name.startswith(EFFECTIVE)}
+        return Response(response.status_code, str(request_id or ""), body, effective)
+
+    async def _check_alive(self) -> None:
+        try:
+            await self._http.get("/v1/models", cast_to=httpx2.Response, options={"max_retries": 1, "timeout": 60.0})
+        except APIStatusError as error:
+            if error.response.status_code not in UNAVAILABLE:
+                return
+        except APIConnectionError:
+            pass
+        else:
+            return
+        raise EngineUnavailableError(f"the endpoint {self._url} stopped answering")
+
+
+async def check_endpoint(endpoint: Endpoint) -> None:
+    """Raise SkimError unless the endpoint answers and accepts the key. Called before any row is sent."""
+    try:
+        async with _client(endpoint) as http:
+            await http.get("/v1/models", cast_to=httpx2.Response, options={"max_retries": 3, "timeout": 60.0})
+    except APIConnectionError:
+        raise SkimError(
+            f"nothing answers at {endpoint.url}: start `skim serve`, give a running --endpoint, or give a --config, "
+            "which starts pools for the batch"
+        ) from None
+    except APIStatusError as error:
+        code = error.response.status_code
+        hint = "set OPENAI_API_KEY to a key that it accepts" if code in (401, 403) else "is it an OpenAI endpoint?"
+        raise SkimError(f"{endpoint.url} answered {code} for its /v1/models: {hint}") from None
+
+
+def _client(endpoint: Endpoint) -> AsyncOpenAI:
+    logging.getLogger("openai").setLevel(logging.ERROR)
+    return AsyncOpenAI(
+        base_url=endpoint.url.rstrip("/").removesuffix("/v1"),
+        api_key=endpoint.api_key.get_secret_value(),
+        max_retries=endpoint.max_retries,
+        timeout=httpx2.Timeout(endpoint.timeout_s, connect=CONNECT_TIMEOUT_S),
+        http_client=DefaultAsyncHttpxClient(**client_options(endpoint.url)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +160,21 @@ class PartWorker:
 
     async def answer(self, part: Part) -> PartReport:
         """Send all rows of `part` and commit the answers. Raises SkimError if the job cannot continue."""
-        lines = await asyncio.to_thread(read_part, self._work.input, part)
-        answers = await asyncio.gather(*map(self._answer, part.sent, lines))
+        rows = await asyncio.to_thread(read_part, self._work.input, part)
+        answers = await asyncio.gather(*(self._answer(*row) for row in rows))
         await asyncio.to_thread(self._journal.commit, part, answers)
         usages = [usage_of(answer.response.body) for answer in answers if answer.response]
         prompt_tokens, answer_tokens = (sum(column) for column in zip(*usages, strict=True)) if usages else (0, 0)
         return PartReport(len(answers), sum(answer.failed for answer in answers), prompt_tokens, answer_tokens)
 
-    async def _answer(self, row: InputRow, line: bytes) -> BatchAnswer:
-        name = f"batch_req_{self._work.batch_id}_{row.line}"
+    async def _answer(self, number: int, line: bytes) -> BatchAnswer:
+        name = f"batch_req_{self._work.batch_id}_{number}"
         try:
             request = parse(line)
         except UnusableRowError as error:
-            fault = msgspec.structs.replace(error.fault, message=f"line {row.line}: {error.fault.message}")
+            fault = msgspec.structs.replace(error.fault, message=f"line {number}: {error.fault.message}")
             return BatchAnswer(name, error.custom_id, None, fault)
-        outcome = await self._client.ask(request, row.later)
+        outcome = await self._client.ask(request)
         if isinstance(outcome, RowFault):
             return BatchAnswer(name, request.custom_id, None, outcome)
         return BatchAnswer(name, request.custom_id, outcome, None)
@@ -95,7 +195,7 @@ def answer_parts(work: WorkerSettings, parts: Sequence[Part], node_id: str | Non
     context.enable_progress_bars = context.print_on_execution_start = False
     workers = math.ceil(work.concurrency / REQUESTS_PER_WORKER)
     each = math.ceil(work.concurrency / workers)
-    at_once = math.ceil(2 * each / max(part.rows for part in parts))
+    at_once = max(2, math.ceil(2 * each / max(part.rows for part in parts)))
     items = [{"part": msgspec.json.encode(part).decode()} for part in parts]
     reports = ray.data.from_items(items, override_num_blocks=len(parts)).map_batches(
         PartWorker,
@@ -103,8 +203,8 @@ def answer_parts(work: WorkerSettings, parts: Sequence[Part], node_id: str | Non
         fn_constructor_kwargs={"work": work, "concurrency": each},
         compute=ActorPoolStrategy(
             size=min(workers, len(parts)),
-            max_tasks_in_flight_per_actor=max(at_once, 2),
-            max_concurrent_calls_per_actor=max(at_once, 2),
+            max_tasks_in_flight_per_actor=at_once,
+            max_concurrent_calls_per_actor=at_once,
         ),
         num_cpus=0,
         label_selector={"ray.io/node-id": node_id} if node_id else None,

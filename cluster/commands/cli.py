@@ -33,7 +33,7 @@ TOOLS = "One model at a time"
 LAZY: dict[str | None, dict[str, str]] = {
     SERVING: {
         "demo": "demo_models.demo:demo",
-        "batch": "cluster.batch.command:batch",
+        "batch": "cluster.batch.job:batch",
         "mcp": "cluster.commands.mcp:mcp",
     },
     TOOLS: {

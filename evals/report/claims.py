@@ -86,13 +86,6 @@ SHOWN = (
         "Goodput: requests per second that meet a time to first token",
     ),
     Claim(
-        "rows per second of a batch / vllm run-batch, documents that do not all fit into the KV cache",
-        "batch-documents",
-        figures.rows_per_s,
-        f"16 rows, keep rate 0.4; {QWEN}",
-        "A batch of requests, compared with vllm run-batch",
-    ),
-    Claim(
         "evidence that people marked for their questions, share of it that is kept at keep rate 0.2",
         "questions-bamboo",
         figures.questions,

@@ -12,8 +12,8 @@ PROXY_TIMEOUT = "x-envoy-expected-rq-timeout-ms"
 LONGEST_MS = 24 * 60 * 60 * 1000
 
 LATER_REQUESTS = "x-skim-later-requests"
-"""With it a client tells how many requests follow that begin with most of this one's prompt. A batch job knows it
-(`cluster.batch.order`), and so may other clients. It replaces the number that `router.decision.conversations` expects.
+"""With it a client tells how many requests follow that begin with most of this one's prompt. It replaces the number
+that `router.decision.conversations` expects.
 """
 MOST_LATER_REQUESTS = 1000
 

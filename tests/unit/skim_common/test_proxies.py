@@ -17,8 +17,8 @@ from cryptography.x509 import DNSName
 from pydantic import SecretStr
 from ray._private.grpc_utils import init_grpc_channel
 
-from cluster.batch.client import Endpoint as BatchEndpoint
-from cluster.batch.client import check_endpoint
+from cluster.batch.worker import Endpoint as BatchEndpoint
+from cluster.batch.worker import check_endpoint
 from cluster.commands.select import explained_by
 from evals.run.endpoint import Endpoint as EvalEndpoint
 from skim_common.errors import SkimError

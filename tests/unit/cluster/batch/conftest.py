@@ -1,6 +1,5 @@
 """Inputs, and a fake endpoint: a function from request to response behind OpenAI's real client."""
 
-import hashlib
 import itertools
 import json
 from collections.abc import Callable
@@ -11,7 +10,7 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI
 
-import cluster.batch.client
+import cluster.batch.worker
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
 
@@ -29,15 +28,6 @@ def write_rows(path: Path, rows: int) -> str:
     return str(path)
 
 
-def write_questions(path: Path, documents: int, questions: int) -> str:
-    """Write an input with rows r0, r1, ... as `write_rows`, about so many documents, one after the other: no two
-    neighbours are about the same document."""
-    texts = [hashlib.sha256(bytes([i])).hexdigest() * 40 for i in range(documents)]
-    rows = (row(f"r{i}", seed=i, prompt=f"{texts[i % documents]} {i}?") for i in range(documents * questions))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 @pytest.fixture
 def memory_url() -> str:
     """URL of an output in fsspec's memory file system, which all tests of this process share."""
@@ -51,15 +41,15 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[float]]:
     def serve(answer: Answer) -> list[float]:
         waits: list[float] = []
 
-        def client(endpoint: cluster.batch.client.Endpoint) -> AsyncOpenAI:
+        def client(endpoint: cluster.batch.worker.Endpoint) -> AsyncOpenAI:
             transport = httpx2.MockTransport(answer)
             return original(endpoint).with_options(http_client=httpx2.AsyncClient(transport=transport))
 
         async def sleep(seconds: float) -> None:
             waits.append(seconds)
 
-        original = cluster.batch.client._client
-        monkeypatch.setattr("cluster.batch.client._client", client)
+        original = cluster.batch.worker._client
+        monkeypatch.setattr("cluster.batch.worker._client", client)
         monkeypatch.setattr("openai._base_client.anyio.sleep", sleep)
         return waits
 

@@ -1,6 +1,5 @@
 """Which errors are retried, how long the client waits, and when it gives up the endpoint instead of the row."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,8 +7,8 @@ import httpx2
 import pytest
 from pydantic import SecretStr
 
-from cluster.batch.client import BatchClient, Endpoint, check_endpoint
 from cluster.batch.rows import BatchRequest, Response, RowFault
+from cluster.batch.worker import BatchClient, Endpoint, check_endpoint
 from skim_common.errors import EngineUnavailableError, SkimError
 
 REQUEST = BatchRequest("a", "POST", "/v1/chat/completions", {"model": "m", "speculative_prefill": {"keep_rate": 0.1}})
@@ -53,9 +52,6 @@ async def test_the_row_arrives_as_it_is(serve: Any) -> None:
     assert await BatchClient(endpoint(), 1).ask(REQUEST) == Response(200, "abc", OK)
     assert str(seen[0].url) == "http://endpoint/v1/chat/completions"
     assert seen[0].headers["authorization"] == "Bearer secret"
-    assert seen[0].headers["x-skim-later-requests"] == "0"
-    await BatchClient(endpoint(), 1).ask(REQUEST, later=20_000)
-    assert seen[1].headers["x-skim-later-requests"] == "1000"
     assert b'"speculative_prefill":{"keep_rate":0.1}' in seen[0].content
 
 
@@ -64,29 +60,6 @@ async def test_how_skim_ran_the_row_stays_with_the_answer(serve: Any) -> None:
     serve(lambda request: httpx2.Response(200, json=OK, headers=headers))
     told = {"x-skim-mode": "speculative", "x-skim-kept-tokens": "400"}
     assert await BatchClient(endpoint(), 1).ask(REQUEST) == Response(200, "abc", OK, told)
-
-
-async def test_requests_begin_one_at_a_time_and_double(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, sent = BatchClient(endpoint(), 4), list[asyncio.Future[None]]()
-
-    async def post(request: BatchRequest, later: int) -> Response:
-        sent.append(asyncio.get_running_loop().create_future())
-        await sent[-1]
-        return Response(200, "", OK)
-
-    monkeypatch.setattr(client, "_post", post)
-    rows = [asyncio.create_task(client.ask(REQUEST)) for _ in range(12)]
-    at_once = []
-    while not all(row.done() for row in rows):
-        for _ in range(20):
-            await asyncio.sleep(0)
-        at_once.append(len(sent))
-        for answer in sent:
-            answer.set_result(None)
-        sent.clear()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    assert [count for count in at_once if count] == [1, 2, 4, 4, 1]
 
 
 @pytest.mark.parametrize("status", [429, 503])

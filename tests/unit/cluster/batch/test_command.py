@@ -64,7 +64,7 @@ def test_an_input_that_is_no_text_is_refused_before_ray_starts(skim, tmp_path: P
     monkeypatch.chdir(tmp_path)
     Path("in.jsonl").write_bytes(data)
     ran = skim("batch", "--input", "in.jsonl", "--output", "out.jsonl")
-    assert (ran.code, "in.jsonl is neither text nor gzip" in ran.error) == ((2, True) if b"\0" in data else (1, False))
+    assert (ran.code, "in.jsonl is no text" in ran.error) == ((2, True) if b"\0" in data else (1, False))
 
 
 def test_a_folder_of_ray_that_is_closed_is_named(skim, tmp_path: Path, monkeypatch) -> None:
@@ -77,13 +77,13 @@ def test_a_folder_of_ray_that_is_closed_is_named(skim, tmp_path: Path, monkeypat
     ran = skim("batch", *words)
     assert ran.code == 2
     assert "cannot start Ray on this machine: [Errno 13] Permission denied" in ran.error
-    assert "let this user write there, or set HOME to another folder" in ran.error
+    assert "that this user may write to HOME and /tmp" in ran.error
     monkeypatch.setattr("ray.init", lambda **_: 1 / 0)
-    assert "free memory, processors or disk" in skim("batch", *words).error
+    assert "see that memory, processors and disk of this machine are free" in skim("batch", *words).error
 
 
 def test_a_missing_extra_is_named(skim, monkeypatch) -> None:
-    monkeypatch.setattr("cluster.batch.command.EXTRA", ("openai", "no_such_package"))
+    monkeypatch.setattr("cluster.batch.job.EXTRA", ("openai", "no_such_package"))
     ran = skim("batch", "--input", "in.jsonl")
     assert ran.code == 2
     assert "batch jobs need no_such_package: install Skim with its extra `batch`" in ran.error

@@ -1,7 +1,6 @@
 """The job without Ray: the same workers run one after the other, and the endpoint is a function."""
 
 import asyncio
-import gzip
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -14,25 +13,18 @@ import httpx2
 import msgspec
 import pytest
 
-from cluster.batch import job
-from cluster.batch.command import BatchOptions
-from cluster.batch.job import run_batch
-from cluster.batch.plan import Part
+from cluster.batch import job, worker
+from cluster.batch.job import BatchOptions, run_batch
+from cluster.batch.parts import Part
+from cluster.batch.storage import absolute
 from cluster.batch.worker import PartReport, PartWorker, WorkerSettings
 from cluster.serve import ray_cluster
-from router.options.headers import LATER_REQUESTS
 from skim_common.errors import SkimError
-from tests.unit.cluster.batch.conftest import row, write_questions, write_rows
+from tests.unit.cluster.batch.conftest import row, write_rows
 
 
 @pytest.fixture
-def told() -> list[int]:
-    """How many later rows begin the same, as the endpoint was told with each row."""
-    return []
-
-
-@pytest.fixture
-def asked(serve: Any, told: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def asked(serve: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Seeds of the rows in the order in which the endpoint received them. A loop replaces Ray Data."""
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -40,7 +32,6 @@ def asked(serve: Any, told: list[int], monkeypatch: pytest.MonkeyPatch) -> list[
             return httpx2.Response(200, json={})
         body = json.loads(request.content)
         asked.append(body["seed"])
-        told.append(int(request.headers[LATER_REQUESTS]))
         usage = {"prompt_tokens": 10, "completion_tokens": 2}
         return httpx2.Response(400 if body["seed"] % 10 == 7 else 200, json={"seed": body["seed"], "usage": usage})
 
@@ -53,7 +44,7 @@ def asked(serve: Any, told: list[int], monkeypatch: pytest.MonkeyPatch) -> list[
     asked: list[int] = []
     serve(answer)
     monkeypatch.setattr(job, "_endpoint", lambda options, *_: nullcontext(options.endpoint))
-    monkeypatch.setattr(job, "answer_parts", in_this_process)
+    monkeypatch.setattr(worker, "answer_parts", in_this_process)
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"), raising=False)
     return asked
 
@@ -95,23 +86,10 @@ def test_rows_come_back_in_order_with_their_errors(asked: list[int], run: Any, t
     assert "30/30 rows, 4 errors" in said[-2]
 
 
-def test_a_packed_input_is_answered_as_its_rows_and_leaves_nothing(asked: list[int], run: Any, tmp_path: Path) -> None:
-    rows = [row(f"r{i}", seed=i) for i in range(30)]
-    (tmp_path / "in.jsonl").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
-    said = run()
-    assert said[0] == "in.jsonl: 30 rows (30 x /v1/chat/completions)"
-    assert [r["custom_id"] for r in output_rows(tmp_path / "out.jsonl")] == [f"r{i}" for i in range(30)]
-    assert sorted(asked) == list(range(30))
-    assert sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*")) == [
-        "in.jsonl", "out.jsonl", "out.jsonl.batch", "out.jsonl.batch/plan.json"
-    ]  # fmt: skip
-
-
 def test_a_full_disk_leaves_no_temporary_files_and_the_job_goes_on_later(
     asked: list[int], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = "".join(json.dumps(row(f"r{i}", seed=i)) + "\n" for i in range(30)).encode()
-    (tmp_path / "in.jsonl").write_bytes(gzip.compress(packed))
+    write_rows(tmp_path / "in.jsonl", 30)
     fsync, room = os.fsync, [0]
 
     def full(number: int) -> None:
@@ -121,7 +99,7 @@ def test_a_full_disk_leaves_no_temporary_files_and_the_job_goes_on_later(
         fsync(number)
 
     monkeypatch.setattr("os.fsync", full)
-    for files in (0, 1, 1, 2):  # no room for the plan, for the rows, for a first and for a second part
+    for files in (0, 1, 1):  # no room for the plan, for a first and for a second part
         room[0] = files
         with pytest.raises(SkimError, match="No space left on device"):
             run()
@@ -148,15 +126,6 @@ def test_a_job_of_a_user_without_a_home_needs_a_folder(
     assert len(output_rows(tmp_path / ("skim-batch/out.jsonl" if home else "out.jsonl"))) == 3
 
 
-def test_rows_about_a_document_are_sent_together(asked: list[int], told: list[int], run: Any, tmp_path: Path) -> None:
-    write_questions(tmp_path / "in.jsonl", 5, 4)
-    run()
-    assert [seed % 5 for seed in asked] == [i // 4 for i in range(20)]
-    assert told == [3, 2, 1, 0] * 5
-    assert [r["custom_id"] for r in output_rows(tmp_path / "out.jsonl")] == [f"r{i}" for i in range(20)]
-    assert [r["id"].rpartition("_")[2] for r in output_rows(tmp_path / "out.jsonl")] == [f"{i}" for i in range(1, 21)]
-
-
 def test_the_output_is_complete_before_the_pools_stop(
     asked: list[int], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,15 +144,9 @@ def test_the_output_is_complete_before_the_pools_stop(
     assert "Sending 20 rows to http://endpoint" in said
 
 
-@pytest.mark.parametrize("documents", [0, 5])
-def test_a_stopped_job_goes_on(
-    asked: list[int], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: int
-) -> None:
-    if documents:
-        write_questions(tmp_path / "in.jsonl", documents, 40 // documents)
-    else:
-        write_rows(tmp_path / "in.jsonl", 40)
-    whole = job.answer_parts
+def test_a_stopped_job_goes_on(asked: list[int], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(tmp_path / "in.jsonl", 40)
+    whole = worker.answer_parts
 
     def stopped(*arguments: Any) -> Iterator[PartReport]:
         reports = whole(*arguments)
@@ -192,7 +155,7 @@ def test_a_stopped_job_goes_on(
         raise SystemExit
 
     with monkeypatch.context() as first:
-        first.setattr(job, "answer_parts", stopped)
+        first.setattr(worker, "answer_parts", stopped)
         with pytest.raises(SystemExit):
             run()
     assert "Writing " + str(tmp_path / "out.jsonl") + ": 16 rows are already done" in run()
@@ -231,7 +194,7 @@ def test_relative_outputs_of_ray_jobs_do_not_go_into_the_copied_folder(
     assert job.output_folder() == Path.home() / "skim-batch"
     monkeypatch.setenv("SKIM_BATCH_DIR", "/data")
     assert job.output_folder() == Path("/data")
-    assert job.absolute("s3://bucket/out.jsonl", Path("/data")) == "s3://bucket/out.jsonl"
+    assert absolute("s3://bucket/out.jsonl", Path("/data")) == "s3://bucket/out.jsonl"
 
 
 @pytest.mark.parametrize("address", [None, "auto"])

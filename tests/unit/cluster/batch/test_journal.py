@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.batch import journal as journals
-from cluster.batch import order
 from cluster.batch.journal import Journal
-from cluster.batch.plan import InputPlan, Part, read_part, read_plan
+from cluster.batch.parts import InputPlan, Part, read_part, read_plan
 from cluster.batch.rows import BatchAnswer, Response, RowFault
 from skim_common.errors import SkimError
-from tests.unit.cluster.batch.conftest import write_questions, write_rows
+from tests.unit.cluster.batch.conftest import write_rows
 from tests.unit.cluster.batch.mortal_storage import STAGES, Killed, MortalStorage
 
 ROWS = 40
@@ -28,25 +27,20 @@ _names = itertools.count()
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_questions(tmp_path_factory.mktemp("batch") / "in.jsonl", 5, ROWS // 5)
+    return write_rows(tmp_path_factory.mktemp("batch") / "in.jsonl", ROWS)
 
 
 @pytest.fixture(scope="module")
 def plan(source: str) -> InputPlan:
-    """Three windows, in each of which the rows are sent in another order than they have in the input."""
-    with pytest.MonkeyPatch.context() as small:
-        small.setattr(order, "WINDOW_ROWS", 15)
-        plan = read_plan(source)
-    assert {part.window for part in plan.parts} == {0, 1, 2}
-    assert [row.line for part in plan.parts for row in part.sent] != list(range(1, ROWS + 1))
+    plan = read_plan(source)
+    assert [part.rows for part in plan.parts] == [8] * 5
     return plan
 
 
 def answers_to(source: str, part: Part) -> list[BatchAnswer]:
     """Every fifth row is an error; the others answer with their line number."""
-    lines = zip(part.sent, read_part(source, part), strict=True)
-    names = [(row.line, json.loads(line)["custom_id"]) for row, line in lines]
     fault = RowFault("timeout", "too long")
+    names = [(number, json.loads(line)["custom_id"]) for number, line in read_part(source, part)]
     return [
         BatchAnswer(f"b{n}", i, Response(200, i, {"n": n}) if n % 5 else None, None if n % 5 else fault)
         for n, i in names
