@@ -1,7 +1,9 @@
 """Protection of the pods: disruption budgets and network policies."""
 
+from urllib.parse import urlsplit
+
 from cluster.config.schema import DeploymentConfig
-from cluster.kuberay.pods import HEAD_PORTS, METRICS_PORT, Object, downloads, labels, metadata, port_of
+from cluster.kuberay.pods import HEAD_PORTS, METRICS_PORT, Object, downloads, labels, metadata
 
 DNS_PORTS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
 
@@ -62,16 +64,16 @@ def _outside(config: DeploymentConfig) -> list[int]:
     """Ports of the services that the deployment names, at any address: the hub, the traces' collector, Redis, and the
     endpoint and object stores of batch jobs. A policy can name no hosts.
     """
-    settings, traces = config.kubernetes, config.observability.traces
-    urls = [traces.endpoint] if traces else []
-    if downloads(config, "router"):
-        urls.append(settings.hub.endpoint or "https:")
-    if settings.redis:
-        urls.append("redis://" + settings.redis.address.rpartition("//")[2])
-    if batch := settings.batch:
-        urls += [batch.endpoint] if batch.endpoint else []
-        urls += ["https:"] if "://" in batch.input + batch.output else []
-    return sorted({port_of(url) for url in urls})
+    settings, traces, batch = config.kubernetes, config.observability.traces, config.kubernetes.batch
+    urls = [
+        traces and traces.endpoint,
+        downloads(config, "router") and (settings.hub.endpoint or "https:"),
+        settings.redis and "redis://" + settings.redis.address.rpartition("//")[2],
+        batch and batch.endpoint,
+        batch and "://" in batch.input + batch.output and "https:",
+    ]
+    parts = [urlsplit(url) for url in urls if url]
+    return sorted({part.port or {"http": 80, "https": 443}[part.scheme] for part in parts})
 
 
 def _policy(config: DeploymentConfig, name: str, selector: Object, **rules: list[Object]) -> Object:

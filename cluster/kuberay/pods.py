@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from cluster.config.kubernetes import KubernetesConfig, PodConfig
 from cluster.config.paths import hub_names
@@ -85,9 +84,10 @@ def ray_pod(
     head: whether the pod runs Ray's head. data: the volume claim at /data.
     """
     settings = config.kubernetes
+    ports = {"serve": config.router.port, "metrics": METRICS_PORT, **(HEAD_PORTS if head else {})}
     volumes = _volumes(config, component, pod)
     if data:
-        volumes["data"] = ({"persistentVolumeClaim": {"claimName": data}}, {"mountPath": "/data"})
+        volumes["data"] = (_claim(data), {"mountPath": "/data"})
     spec: Object = {
         "restartPolicy": "Never",  # the autoscaler (v2) replaces pods itself
         "terminationGracePeriodSeconds": settings.drain_seconds + DRAIN_COMMAND_S + 10,
@@ -96,7 +96,7 @@ def ray_pod(
             {
                 "name": "ray-head" if head else "ray-worker",
                 "image": settings.image,
-                "ports": _ports(config, head=head),
+                "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
                 "env": _environment(config, component),
                 "resources": resources(cpu, pod.memory, pod.devices | ({settings.gpu_resource: gpus} if gpus else {})),
                 "securityContext": CONTAINER_SECURITY,
@@ -134,19 +134,20 @@ def _drain(seconds: int) -> Object:
     return {"preStop": {"exec": {"command": ["bash", "-c", drain]}}}
 
 
-def _ports(config: DeploymentConfig, *, head: bool) -> list[Object]:
-    ports = {"serve": config.router.port, "metrics": METRICS_PORT, **(HEAD_PORTS if head else {})}
-    return [{"name": name, "containerPort": port} for name, port in ports.items()]
-
-
 def _environment(config: DeploymentConfig, component: str) -> list[Object]:
     """Environment variables. Secrets are references, never values. A secret that the config uses must exist."""
     private = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     env = variables({**private, **USER, **SERVE_SWITCHES, **DRAINING_SWITCHES, **DIRECT_GRPC})
-    env += _hub_variables(config) if downloads(config, component) else [{"name": "HF_HUB_OFFLINE", "value": "1"}]
-    env.append(_secret(config, CHANNEL_TOKEN, "channel-token", needed=config.channel.token is not None))
+    secret, hub = config.kubernetes.secret, config.kubernetes.hub
+    if downloads(config, component):
+        env += variables({"HF_HOME": hub.mount_path})
+        env.append(_secret("HF_TOKEN", hub.token_secret or secret, hub.token_key, needed=hub.token_secret is not None))
+        env += variables({"HF_ENDPOINT": hub.endpoint} if hub.endpoint else {})
+    else:
+        env += variables({"HF_HUB_OFFLINE": "1"})
+    env.append(_secret(CHANNEL_TOKEN, secret, "channel-token", needed=config.channel.token is not None))
     if variable := API_KEYS.get(component):
-        env.append(_secret(config, variable, "api-key", needed="api_key" in config.target.engine_options))
+        env.append(_secret(variable, secret, "api-key", needed="api_key" in config.target.engine_options))
     return env
 
 
@@ -155,8 +156,8 @@ def variables(values: Mapping[str, str]) -> list[Object]:
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
-def _secret(config: DeploymentConfig, variable: str, key: str, *, needed: bool) -> Object:
-    reference = {"name": config.kubernetes.secret, "key": key, "optional": not needed}
+def _secret(variable: str, secret: str, key: str, *, needed: bool) -> Object:
+    reference = {"name": secret, "key": key, "optional": not needed}
     return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
 
 
@@ -180,18 +181,24 @@ def _volumes(config: DeploymentConfig, component: str, pod: PodConfig) -> dict[s
     volumes: dict[str, tuple[Object, Object]] = {"shared-memory": (memory, {"mountPath": "/dev/shm"})}
     volumes |= {name: ({"emptyDir": {}}, {"mountPath": path}) for name, path in WRITABLE.items()}
     if component in SERVING and (claim := settings.models.claim):
-        source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
-        volumes["models"] = (source, {"mountPath": settings.models.mount_path, "readOnly": True})
+        volumes["models"] = (_claim(claim, readOnly=True), {"mountPath": settings.models.mount_path, "readOnly": True})
     if downloads(config, component):
-        volumes["hub-cache"] = _hub_cache(config)
+        hub = settings.hub
+        volumes["hub-cache"] = (_claim(hub.claim) if hub.claim else {"emptyDir": {}}, {"mountPath": hub.mount_path})
     if component in SERVING and settings.tls_secret:
-        source = {"secret": {"secretName": settings.tls_secret, "defaultMode": 0o440}}
-        volumes["channel-tls"] = (source, {"mountPath": TLS_PATH, "readOnly": True})
+        volumes["channel-tls"] = _secret_folder(settings.tls_secret, TLS_PATH)
     if component == "router" and settings.api_keys_secret:
         # A whole folder: Kubernetes updates it when the Secret changes, and a single file never.
-        source = {"secret": {"secretName": settings.api_keys_secret, "defaultMode": 0o440}}
-        volumes["api-keys"] = (source, {"mountPath": API_KEYS_PATH, "readOnly": True})
+        volumes["api-keys"] = _secret_folder(settings.api_keys_secret, API_KEYS_PATH)
     return volumes
+
+
+def _claim(name: str, **options: bool) -> Object:
+    return {"persistentVolumeClaim": {"claimName": name, **options}}
+
+
+def _secret_folder(secret: str, path: str) -> tuple[Object, Object]:
+    return {"secret": {"secretName": secret, "defaultMode": 0o440}}, {"mountPath": path, "readOnly": True}
 
 
 def downloads(config: DeploymentConfig, component: str) -> bool:
@@ -199,34 +206,6 @@ def downloads(config: DeploymentConfig, component: str) -> bool:
     return component in SERVING and any(
         is_hub_name(pool.model) or hub_names(pool.engine_options) for pool in config.pools.values()
     )
-
-
-def _hub_variables(config: DeploymentConfig) -> list[Object]:
-    """Environment variables for `huggingface_hub`. The token is a reference to a Secret; without it, none is sent."""
-    hub = config.kubernetes.hub
-    token = {
-        "name": hub.token_secret or config.kubernetes.secret,
-        "key": hub.token_key,
-        "optional": hub.token_secret is None,
-    }
-    env: list[Object] = [
-        {"name": "HF_HOME", "value": hub.mount_path},
-        {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}},
-    ]
-    return env + ([{"name": "HF_ENDPOINT", "value": hub.endpoint}] if hub.endpoint else [])
-
-
-def _hub_cache(config: DeploymentConfig) -> tuple[Object, Object]:
-    """The volume of the cache: source and mount."""
-    hub = config.kubernetes.hub
-    shared: Object = {"persistentVolumeClaim": {"claimName": hub.claim}}
-    return shared if hub.claim else {"emptyDir": {}}, {"mountPath": hub.mount_path}
-
-
-def port_of(url: str) -> int:
-    """The TCP port of an http or https URL."""
-    parts = urlsplit(url)
-    return parts.port or {"http": 80, "https": 443}[parts.scheme]
 
 
 def _placement(settings: KubernetesConfig, pod: PodConfig, gpus: int) -> Object:

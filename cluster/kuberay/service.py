@@ -11,11 +11,8 @@ import yaml
 from cluster.config.kubernetes import BatchConfig, KubernetesConfig, PodConfig
 from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
-from cluster.kuberay.paths import PodPaths
 from cluster.kuberay.pods import (
-    API_KEYS_PATH,
     CONTAINER_SECURITY,
-    TLS_PATH,
     USER,
     WRITABLE,
     Object,
@@ -25,12 +22,11 @@ from cluster.kuberay.pods import (
     resources,
     variables,
 )
-from cluster.serve.app import APP_NAME, sizes_of
+from cluster.kuberay.serve_config import ROUTER_RESOURCE, serve_config
 from cluster.serve.placement import ACCELERATOR, RESOURCES
 from skim_common.errors import SkimError
 
 API_VERSION = "ray.io/v1"
-ROUTER_RESOURCE = "router_pool"
 AUTOSCALER: Object = {
     "enableInTreeAutoscaling": True,
     "autoscalerOptions": {
@@ -74,12 +70,14 @@ def batch_job(config: DeploymentConfig, batch: BatchConfig) -> Object:
     """The RayJob of `batch`. It needs no GPUs, because the pools of the RayService answer the rows."""
     settings = config.kubernetes
     pod = ray_pod(config, "batch", batch.pod, cpu=batch.pod.cpu or "2", data=batch.claim)
+    endpoint = batch.endpoint or f"http://{settings.name}-serve-svc:{config.router.port}"
+    files = ["--input", batch.input, "--output", batch.output, "--endpoint", endpoint]
     return {
         "apiVersion": API_VERSION,
         "kind": "RayJob",
         "metadata": _ray_metadata(settings, "batch"),
         "spec": {
-            "entrypoint": shlex.join(_batch_command(config, batch)),
+            "entrypoint": shlex.join(["python", "-m", "cluster.batch", *files]),
             "submissionMode": "SidecarMode",
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": batch.keep_minutes * 60,
@@ -91,11 +89,6 @@ def batch_job(config: DeploymentConfig, batch: BatchConfig) -> Object:
             },
         },
     }
-
-
-def _batch_command(config: DeploymentConfig, batch: BatchConfig) -> list[str]:
-    endpoint = batch.endpoint or f"http://{config.kubernetes.name}-serve-svc:{config.router.port}"
-    return ["python", "-m", "cluster.batch", "--input", batch.input, "--output", batch.output, "--endpoint", endpoint]
 
 
 def _ray_cluster(config: DeploymentConfig, component: str, data: str | None = None) -> Object:
@@ -188,81 +181,3 @@ def _fault_tolerance(config: DeploymentConfig) -> Object:
     if redis.username:
         options["redisUsername"] = {"value": redis.username}
     return {"gcsFaultToleranceOptions": options}
-
-
-def serve_config(config: DeploymentConfig) -> Object:
-    """The Serve config file of `config` (ray.serve.schema.ServeDeploySchema), with the paths inside the pods.
-
-    Sizes are in `deployments`, not in `args`: a change of `args` restarts every replica
-    (ray.serve._private.deploy_utils.get_app_code_version).
-    """
-    return {
-        "proxy_location": "EveryNode",
-        "http_options": {"host": "0.0.0.0", "port": config.router.port},
-        "applications": [
-            {
-                "name": APP_NAME,
-                "route_prefix": "/",
-                "import_path": "cluster.serve.app:serve_app",
-                "args": _without_sizes(_in_the_pods(config)),
-                "deployments": [{"name": name, **sizes} for name, sizes in sizes_of(config).items()],
-                "logging_config": {
-                    "log_level": config.observability.log_level.upper(),
-                    "encoding": config.observability.log_format.upper(),
-                    "enable_access_log": False,
-                },
-            }
-        ],
-    }
-
-
-def _without_sizes(settings: Object) -> Object:
-    """The settings without the sizes, which are in `deployments`."""
-    pools = [settings["speculator"], settings["target"], settings["target"]["prefill"]]
-    for part in filter(None, [settings["router"], *pools]):
-        for size in ("replicas", "max_ongoing_requests", "drain_timeout_s"):
-            del part[size]
-        part.pop("autoscaling", None)
-    return settings
-
-
-def _in_the_pods(config: DeploymentConfig) -> Object:
-    """The settings with the pods' paths and addresses, and without secrets, which the pods read themselves."""
-    settings: Object = config.model_dump(mode="json", exclude={"kubernetes"})
-    settings["target"]["engine_options"].pop("api_key", None)
-    paths = PodPaths(config)
-    for name, pool in (("speculator", settings["speculator"]), ("target", settings["target"])):
-        paths.put_into(name, pool)
-    if settings["target"]["prefill"] is not None:
-        paths.put_into("target.prefill", settings["target"]["prefill"])
-    settings["router"] |= {"host": "0.0.0.0", "resources": {ROUTER_RESOURCE: 1, **config.router.resources}}
-    if config.router.tls_cert:
-        raise SkimError(
-            "router.tls_cert: cannot be set on Kubernetes: let your ingress or gateway end TLS, and leave it out"
-        )
-    settings["router"]["api_keys_file"] = _api_keys_file(config)
-    settings["channel"] |= {"token": None, **_tls(config)}
-    return settings | {"spans_machines": True}
-
-
-def _api_keys_file(config: DeploymentConfig) -> str | None:
-    if config.kubernetes.api_keys_secret:
-        return f"{API_KEYS_PATH}/keys.yaml"
-    if config.router.api_keys_file:
-        raise SkimError(
-            "kubernetes.api_keys_secret: is not set, but router.api_keys_file is: put the file into a Secret as "
-            "keys.yaml and set kubernetes.api_keys_secret to its name"
-        )
-    return None
-
-
-def _tls(config: DeploymentConfig) -> Object:
-    if config.kubernetes.tls_secret:
-        files = {"tls_cert": "tls.crt", "tls_key": "tls.key", "tls_ca": "ca.crt"}
-        return {name: f"{TLS_PATH}/{file}" for name, file in files.items()}
-    if config.channel.tls_ca:
-        raise SkimError(
-            "kubernetes.tls_secret: is not set, but channel.tls_ca is: put the three files into a Secret (tls.crt, "
-            "tls.key, ca.crt) and set kubernetes.tls_secret to its name"
-        )
-    return {}

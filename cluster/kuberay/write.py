@@ -17,8 +17,6 @@ from skim_common.errors import SkimError
 MONITORING = Path(__file__).parents[1] / "monitoring"
 RULES, DASHBOARD = MONITORING / "rules.yaml", MONITORING / "dashboard.json"
 
-NODE_LABELS = {"ray_io_cluster": "ray_io_cluster", "app_kubernetes_io_component": "component"}
-
 HEADER = "# Written by `skim manifests`: change the deployment file, not this one.\n"
 
 
@@ -29,11 +27,10 @@ class _Readable(yaml.SafeDumper):
         return True
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Readable.add_representer(str, _text)
+_Readable.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
 
 
 def manifests(config: DeploymentConfig) -> dict[str, list[Object]]:
@@ -73,6 +70,11 @@ def manifest_yaml(objects: list[Object]) -> str:
 def pod_monitors(config: DeploymentConfig) -> list[Object]:
     """PodMonitors of the Prometheus operator. ServiceMonitors do not fit, because a pool has no Service."""
     settings = config.kubernetes
+    targets = {"ray_io_cluster": "ray_io_cluster", "app_kubernetes_io_component": "component"}
+    relabelings = [
+        {"sourceLabels": [f"__meta_kubernetes_pod_label_{label}"], "targetLabel": target}
+        for label, target in targets.items()
+    ]
     ports = {"nodes": ("metrics",), "head": ("serve", "as-metrics", "dash-metrics")}
     return [
         {
@@ -81,7 +83,7 @@ def pod_monitors(config: DeploymentConfig) -> list[Object]:
             "metadata": {**metadata(settings, name), "labels": {**labels(settings), **settings.monitor_labels}},
             "spec": {
                 "selector": {"matchLabels": labels(settings, "head" if name == "head" else None)},
-                "podMetricsEndpoints": [{"port": port, "relabelings": _relabelings()} for port in found],
+                "podMetricsEndpoints": [{"port": port, "relabelings": relabelings} for port in found],
             },
         }
         for name, found in ports.items()
@@ -108,10 +110,3 @@ def dashboard(config: DeploymentConfig) -> Object:
         "metadata": {**found, "labels": {**found["labels"], "grafana_dashboard": "1"}},
         "data": {"skim.json": DASHBOARD.read_text(encoding="utf-8")},
     }
-
-
-def _relabelings() -> list[Object]:
-    return [
-        {"sourceLabels": [f"__meta_kubernetes_pod_label_{source}"], "targetLabel": target}
-        for source, target in NODE_LABELS.items()
-    ]

@@ -10,7 +10,7 @@ from ray.serve.schema import LoggingConfig, ServeDeploySchema
 
 from cluster.config.load import config_from_flags, load_config
 from cluster.config.schema import DeploymentConfig
-from cluster.kuberay.service import ROUTER_RESOURCE, serve_config
+from cluster.kuberay.serve_config import ROUTER_RESOURCE, serve_config
 from cluster.serve.app import APP_NAME, CHANNEL_TOKEN, build_app, logging_options, plain, serve_app
 from cluster.serve.deployment import http_options
 from tests.unit.cluster.kuberay.conftest import ROOT

@@ -1,0 +1,125 @@
+"""The Serve config of a RayService: the settings of the deployment as the pods read them."""
+
+from pathlib import PurePosixPath
+from typing import Any, TypeVar
+
+from cluster.config.paths import with_paths
+from cluster.config.pools import PoolConfig
+from cluster.config.schema import DeploymentConfig
+from cluster.kuberay.pods import API_KEYS_PATH, TLS_PATH, Object
+from cluster.serve.app import APP_NAME, sizes_of
+from skim_common.errors import SkimError
+
+Pool = TypeVar("Pool", bound=PoolConfig)
+
+ROUTER_RESOURCE = "router_pool"
+SIZES = dict.fromkeys(("replicas", "autoscaling", "max_ongoing_requests", "drain_timeout_s"), True)
+NOT_ARGUMENTS: Any = {
+    "kubernetes": True,
+    "router": SIZES,
+    "speculator": SIZES,
+    "target": {**SIZES, "prefill": SIZES, "engine_options": {"api_key": True}},
+}
+"""Settings that are no arguments of the application. Sizes are in `deployments`: a change of arguments restarts every
+replica (ray.serve._private.deploy_utils.get_app_code_version). The pods read the key from a Secret."""
+
+
+def serve_config(config: DeploymentConfig) -> Object:
+    """The Serve config file of `config` (ray.serve.schema.ServeDeploySchema). Raises SkimError."""
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": "0.0.0.0", "port": config.router.port},
+        "applications": [
+            {
+                "name": APP_NAME,
+                "route_prefix": "/",
+                "import_path": "cluster.serve.app:serve_app",
+                "args": _in_the_pods(config).model_dump(mode="json", exclude=NOT_ARGUMENTS),
+                "deployments": [{"name": name, **sizes} for name, sizes in sizes_of(config).items()],
+                "logging_config": {
+                    "log_level": config.observability.log_level.upper(),
+                    "encoding": config.observability.log_format.upper(),
+                    "enable_access_log": False,
+                },
+            }
+        ],
+    }
+
+
+def _in_the_pods(config: DeploymentConfig) -> DeploymentConfig:
+    """The deployment with the pods' paths and addresses, and without the token, which the pods read from a Secret."""
+    if config.router.tls_cert:
+        raise SkimError(
+            "router.tls_cert: cannot be set on Kubernetes: let your ingress or gateway end TLS, and leave it out"
+        )
+    paths = PodPaths(config.kubernetes.models.mount_path)
+    speculator, target = paths.of("speculator", config.speculator), paths.of("target", config.target)
+    if target.prefill is not None:
+        target = target.model_copy(update={"prefill": paths.of("target.prefill", target.prefill)})
+    router = {
+        "host": "0.0.0.0",
+        "resources": {ROUTER_RESOURCE: 1, **config.router.resources},
+        "api_keys_file": _api_keys_file(config),
+    }
+    return config.model_copy(
+        update={
+            "speculator": speculator,
+            "target": target,
+            "router": config.router.model_copy(update=router),
+            "channel": config.channel.model_copy(update={"token": None, **_tls_files(config)}),
+            "spans_machines": True,
+        }
+    )
+
+
+class PodPaths:
+    """The paths of one deployment in its pods. A path that is not on the models' volume is looked up there by its name,
+    so two of the same name would be one.
+    """
+
+    def __init__(self, volume: str) -> None:
+        self._volume = PurePosixPath(volume)
+        self._sources: dict[str, tuple[str, str]] = {}
+
+    def of(self, section: str, pool: Pool) -> Pool:
+        """The pool with the pods' paths. section: its name in the file, such as `target`. Raises SkimError."""
+        begin = f"{section}.engine_options."
+        options = with_paths(pool.engine_options, lambda option, path: self._placed(begin + option, path))
+        return pool.model_copy(
+            update={"model": self._placed(f"{section}.model", pool.model), "engine_options": options}
+        )
+
+    def _placed(self, option: str, path: str) -> str:
+        if not path.startswith("/"):  # a hub name, or one of vLLM's own templates
+            return path
+        inside = PurePosixPath(path).is_relative_to(self._volume)
+        place = path if inside else str(self._volume / PurePosixPath(path).name)
+        other, source = self._sources.setdefault(place, (option, path))
+        if source != path:
+            raise SkimError(
+                f"{other} and {option}: both would be {place} in the pods: give the folders different names"
+            )
+        return place
+
+
+def _api_keys_file(config: DeploymentConfig) -> str | None:
+    if config.kubernetes.api_keys_secret:
+        return f"{API_KEYS_PATH}/keys.yaml"
+    if config.router.api_keys_file:
+        raise SkimError(
+            "kubernetes.api_keys_secret: is not set, but router.api_keys_file is: put the file into a Secret as "
+            "keys.yaml and set kubernetes.api_keys_secret to its name"
+        )
+    return None
+
+
+def _tls_files(config: DeploymentConfig) -> dict[str, str]:
+    if config.kubernetes.tls_secret:
+        files = {"tls_cert": "tls.crt", "tls_key": "tls.key", "tls_ca": "ca.crt"}
+        return {name: f"{TLS_PATH}/{file}" for name, file in files.items()}
+    if config.channel.tls_ca:
+        raise SkimError(
+            "kubernetes.tls_secret: is not set, but channel.tls_ca is: put the three files into a Secret (tls.crt, "
+            "tls.key, ca.crt) and set kubernetes.tls_secret to its name"
+        )
+    return {}
