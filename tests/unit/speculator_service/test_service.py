@@ -111,17 +111,6 @@ async def test_a_question_before_text_that_may_be_dropped_is_not_the_engines(mak
     assert engine.asked.questions == ((24, 27),)
 
 
-@pytest.mark.parametrize("wrong", [[1, 5], [0, 5, 5], [0, 7, 5], [0, 38]])
-async def test_units_that_do_not_fit_the_prompt_are_refused(make_request, wrong):
-    engine = ScriptedEngine([0.5] * TEXT.size)
-    with pytest.raises(InvalidRequestError, match="units must be ascending positions from 0 inside the 38 tokens"):
-        await SpeculatorService(engine).select(relaid(asking(make_request), units=wrong))
-    three_indents = relaid(asking(make_request), units=[0, 4], indents=[0, 0, 0])
-    with pytest.raises(InvalidRequestError, match="one of indents for each of 2 units, not 3"):
-        await SpeculatorService(engine).select(three_indents)
-    assert engine.calls == 0
-
-
 async def test_lines_are_kept_whole_and_wrong_borders_tear_them(make_request):
     """Negative control: borders that are those of other tokens."""
     scores = np.full(TEXT.size, 0.1, np.float32)
@@ -161,15 +150,6 @@ async def test_the_links_choose_what_a_selection_and_a_later_turn_keep(make_requ
     assert (set(range(UNITS[last], UNITS[last + 1])) <= set(kept.tolist())) == bool(links)
     await service.select(replace(asked, options=options.model_copy(update={"keep_rate": 0.3})))
     assert told[0].layout.links.tolist() == pairs.tolist()
-
-
-async def test_links_to_no_unit_are_refused(make_request):
-    for wrong in ([(0, UNITS.size)], [(-1, 0)]):
-        asked = relaid(asking(make_request), units=UNITS, links=wrong)
-        with pytest.raises(InvalidRequestError, match="links must be pairs"):
-            await SpeculatorService(ScriptedEngine([1.0] * TEXT.size)).select(asked)
-    with pytest.raises(ValueError, match=r"links must be pairs \[N, 2\], not \[3\]"):
-        relaid(asking(make_request), links=np.zeros(3))
 
 
 async def test_the_mean_importance_of_each_unit_comes_with_every_selection(make_request):
@@ -293,26 +273,6 @@ async def test_regions_are_selected_by_their_own_rates(make_request):
     chosen = await SpeculatorService(engine).select(relaid(request, **regions))
     # Two of three in the region, two of five in the rest.
     assert chosen.kept.positions.tolist() == [0, 1, 3, 4, 7]
-
-
-@pytest.mark.parametrize(
-    ("spans", "rates", "message"),
-    [
-        ([[0, 2], [1, 3]], [0.5, 0.5], "do not overlap"),
-        ([[2, 3], [0, 1]], [0.5, 0.5], "sorted token ranges"),
-        ([[1, 1]], [0.5], "sorted token ranges"),
-        ([[0, 4]], [0.5], "inside the prompt's 3 tokens"),
-        ([[-1, 2]], [0.5], "inside the prompt's 3 tokens"),
-        ([[0, 2]], [0.0], "rates must be numbers > 0 and <= 1"),
-        ([[0, 2]], [math.nan], "rates must be numbers > 0 and <= 1"),
-    ],
-)
-async def test_wrong_regions_are_refused(make_request, spans, rates, message):
-    request = relaid(make_request([7, 8, 9]), rate_spans=spans, rates=np.array(rates, np.float32))
-    with pytest.raises(InvalidRequestError, match=message):
-        await SpeculatorService(ScriptedEngine([0.5, 0.25, 0.5])).select(request)
-    with pytest.raises(ValueError, match=r"must be \[R, 2\] and \[R\]"):
-        relaid(request, rates=np.ones(7, np.float32))
 
 
 async def test_a_record_knows_the_rules_of_its_request(make_request):
