@@ -36,12 +36,12 @@ def train(wordings: Sequence[Wording], threshold: float = THRESHOLD) -> tuple[np
 
 
 def as_weights(steps: np.ndarray, scale: float, bias: float) -> Weights:
-    return Weights(steps.astype(np.float32) * np.float32(scale), bias)
+    return steps.astype(np.float32) * np.float32(scale), bias
 
 
 def _matrix(wordings: Sequence[Wording]) -> torch.Tensor:
     """Sparse [wordings, BUCKETS]: how often each has each n-gram, over the root of the number of its n-grams."""
-    buckets = [features(wording.text).bucket for wording in wordings]
+    buckets = [features(wording.text)[0] for wording in wordings]
     sizes = np.array([found.size for found in buckets])
     columns, rows = np.concatenate(buckets), np.repeat(np.arange(sizes.size), sizes)
     numbers = np.array([wording.number for wording in wordings])

@@ -12,7 +12,6 @@ import unicodedata
 import zlib
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,48 +44,40 @@ _DIGITS = re2.compile(r"\p{Nd}+")
 IntArray = npt.NDArray[np.int64]
 
 
-class Features(NamedTuple):
-    """bucket, sentence: of each n-gram."""
-
-    bucket: IntArray
-    sentence: IntArray
-
-
-class Weights(NamedTuple):
-    """bucket: float32 [BUCKETS]. bias: of each sentence's score."""
-
-    bucket: Float32Array
-    bias: float
+Weights = tuple[Float32Array, float]
+"""Those of the n-grams by their bucket, float32 [BUCKETS], and the bias of each sentence's score."""
 
 
 @cache
 def weights() -> Weights:
     """Those of the package: 8-bit integers and their scale."""
     with np.load(WEIGHTS, allow_pickle=False) as saved:
-        return Weights(saved["weights"].astype(np.float32) * saved["scale"], float(saved["bias"]))
+        return saved["weights"].astype(np.float32) * saved["scale"], float(saved["bias"])
 
 
 def whole_text_score(text: str) -> float:
     """The score of the sentence that most needs the whole text; -inf without a sentence. Over 0, it is one."""
-    found = features(text)
-    if not found.bucket.size:
+    buckets, sentences = features(text)
+    if not buckets.size:
         return -np.inf
-    bucket, bias = weights()
-    sums, counts = np.bincount(found.sentence, bucket[found.bucket]), np.bincount(found.sentence)
+    by_bucket, bias = weights()
+    sums, counts = np.bincount(sentences, by_bucket[buckets]), np.bincount(sentences)
     return float((sums / np.sqrt(np.maximum(counts, 1)) + np.where(counts > 0, bias, -np.inf)).max())
 
 
-def features(text: str) -> Features:
-    """The n-grams of a task's sentences: of 1 to 6 characters, of one word, and of two with at most one between."""
+def features(text: str) -> tuple[IntArray, IntArray]:
+    """The bucket and the sentence of each n-gram of a task's sentences: of 1 to 6 characters, of one word, and of two
+    words with at most one between."""
     if len(text) > MOST_CHARS:
         text = f"{text[: MOST_CHARS // 2]}\n{text[-MOST_CHARS // 2 :]}"
     plain = _DIGITS.sub("0", unicodedata.normalize("NFKC", text).lower())
     parts = _SENTENCES.sub(r"\1\2\n", plain).split("\n")
     sentences = [_WORDS.findall(part) for part in parts if any(map(str.isalpha, part))]
     if not sentences:
-        return Features(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     grams = [*_character_grams(sentences), *_word_grams(sentences)]
-    return Features(*map(np.concatenate, zip(*grams, strict=True)))
+    buckets, of_sentence = zip(*grams, strict=True)
+    return np.concatenate(buckets), np.concatenate(of_sentence)
 
 
 def _character_grams(sentences: list[list[str]]) -> list[tuple[IntArray, IntArray]]:
