@@ -18,7 +18,7 @@ from actors.observability.exposition import Exposition, expose
 from actors.observability.logs import log_through_serve
 from actors.observability.metrics import pool_families
 from actors.observability.tracing import start_traces, stop_traces
-from actors.ray_hooks.serve_logger import kept_log_file
+from actors.ray_hooks.serve import kept_log_file
 from kv_transfer.codec import encode, encode_error
 from kv_transfer.engine import Engine
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError

@@ -17,8 +17,7 @@ from actors.observability.exposition import Exposition
 from actors.observability.logs import log_through_serve
 from actors.observability.metrics import ProcessMeter
 from actors.observability.tracing import start_traces, stop_traces
-from actors.ray_hooks.broadcast import replies_of_all
-from actors.ray_hooks.serve_logger import kept_log_file
+from actors.ray_hooks.serve import kept_log_file, replies_of_all
 from kv_transfer.options import DecodeOptions
 from router.admission.controller import Admission
 from router.admission.intake_lock import IntakeLock

@@ -22,8 +22,8 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from actors.lifecycle.watch import KILL_TIMEOUT_S, end_process
-from actors.ray_hooks import key_value_store
-from actors.ray_hooks.controller import actor_lives
+from actors.ray_hooks.ray_core import kv_delete, kv_get, kv_keys, kv_put
+from actors.ray_hooks.serve import actor_lives
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class FailedStarts:
         if ray.is_initialized():
             lines = str(error).strip().splitlines() or [type(error).__name__]
             start = FailedStart(self.in_a_row() + 1, lines[-1].strip()[:MAX_REASON_CHARS], time.time())
-            key_value_store.put(self._key, json.dumps(asdict(start)))
+            kv_put(self._key, json.dumps(asdict(start)))
 
     def succeeded(self) -> None:
         """End the row, and those of other settings: they are settings of the past."""
@@ -140,7 +140,7 @@ def last_failed_start(app: str, pool: str) -> FailedStart | None:
     """The last failed start of the pool since its last good one, whatever its settings; None if there is none."""
     if not ray.is_initialized():
         return None
-    starts = [_read(key) for key in key_value_store.keys(_prefix(app, pool))]
+    starts = [_read(key) for key in kv_keys(_prefix(app, pool))]
     return max((start for start in starts if start), key=lambda start: start.at, default=None)
 
 
@@ -155,12 +155,12 @@ def _prefix(app: str, pool: str = "") -> str:
 
 
 def _forget(prefix: str) -> None:
-    for key in key_value_store.keys(prefix):
-        key_value_store.delete(key)
+    for key in kv_keys(prefix):
+        kv_delete(key)
 
 
 def _read(key: str) -> FailedStart | None:
-    text = key_value_store.get(key)
+    text = kv_get(key)
     return FailedStart(**json.loads(text)) if text else None
 
 
@@ -169,7 +169,7 @@ async def note_failed_probe(reason: str) -> None:
     read it. A target could not answer dense by itself, because it gets the kept tokens alone.
     """
     if ray.is_initialized():
-        key_value_store.put(PROBES + (ray.get_runtime_context().get_actor_name() or ""), json.dumps(reason))
+        kv_put(PROBES + (ray.get_runtime_context().get_actor_name() or ""), json.dumps(reason))
         await asyncio.sleep(2 * READ_PERIOD_S)
 
 
@@ -177,9 +177,9 @@ def failed_probes(app: str) -> dict[str, str]:
     """By pool, why the probe of one of its living replicas has failed. Removes the notes of others."""
     start = f"{PROBES}{REPLICA}{app}#"
     reasons: dict[str, str] = {}
-    for key in key_value_store.keys(start):
+    for key in kv_keys(start):
         if not actor_lives(key.removeprefix(PROBES)):
-            key_value_store.delete(key)
-        elif reason := key_value_store.get(key):
+            kv_delete(key)
+        elif reason := kv_get(key):
             reasons[key.removeprefix(start).partition("#")[0]] = json.loads(reason)
     return reasons

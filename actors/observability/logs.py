@@ -9,7 +9,7 @@ import logging
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from actors.ray_hooks.serve_logger import LOGGER
+from actors.ray_hooks.serve import LOGGER
 
 PACKAGES = ("actors", "kv_transfer", "router", "skim_common", "speculator_service", "target_service", "vllm_hooks")
 

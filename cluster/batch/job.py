@@ -197,7 +197,7 @@ def _endpoint(options: BatchOptions, batch_id: str, print_line: PrintLine) -> It
     assert options.endpoint is not None
     import ray
 
-    from actors.ray_hooks.loopback import ON_LOOPBACK
+    from actors.ray_hooks.ray_core import ON_LOOPBACK
     from cluster.serve.ray_cluster import join_ray, start_ray
 
     if options.address is None:

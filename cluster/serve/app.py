@@ -14,7 +14,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from actors.pool_actor import PoolSettings
-from actors.ray_hooks.deployment_version import deployment_name, set_version
+from actors.ray_hooks.serve import deployment_name, set_version
 from actors.speculator import SpeculatorActor
 from actors.target import TargetActor
 from cluster.config.load import config_from_settings

@@ -14,8 +14,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import LoggingConfig
 
 from actors.lifecycle.starts import forget_failed_starts
-from actors.ray_hooks.loopback import ON_LOOPBACK
-from actors.ray_hooks.serve_client import running_http_options
+from actors.ray_hooks.ray_core import ON_LOOPBACK
+from actors.ray_hooks.serve import running_http_options
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_options
 from cluster.serve.awaited_start import await_running, messages

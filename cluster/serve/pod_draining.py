@@ -12,7 +12,7 @@ from pathlib import Path
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from actors.ray_hooks.proxy import draining_of
+from actors.ray_hooks.serve import draining_of
 from router.http.gate import closing
 
 CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"

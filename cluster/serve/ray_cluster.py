@@ -18,11 +18,8 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from actors.ray_hooks.handles import init_with_own_loop
-from actors.ray_hooks.local_ray import dead_ray_process
-from actors.ray_hooks.loopback import ON_LOOPBACK, init_on_loopback, is_on_loopback
-from actors.ray_hooks.serve_client import forget_earlier_serve
-from actors.ray_hooks.serve_logger import print_warnings_only
+from actors.ray_hooks.ray_core import ON_LOOPBACK, dead_ray_process, init_on_loopback, is_on_loopback
+from actors.ray_hooks.serve import forget_earlier_serve, init_with_own_loop, print_warnings_only
 from skim_common.environment import with_environment
 from skim_common.errors import SkimError
 from skim_common.versions import check_version

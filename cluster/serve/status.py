@@ -15,7 +15,7 @@ from ray.serve.schema import DeploymentStatusOverview
 from ray.util import placement_group_table
 
 from actors.lifecycle.starts import failed_probes, last_failed_start
-from actors.ray_hooks.local_ray import dead_ray_process
+from actors.ray_hooks.ray_core import dead_ray_process
 from cluster.serve.app import APP_NAME
 from cluster.serve.ray_cluster import call_with_timeout, ray_answers
 from skim_common.errors import SkimError

@@ -19,7 +19,7 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.lifecycle.starts import READ_PERIOD_S, failed_probes
 from actors.observability.metrics import Meter
-from actors.ray_hooks.controller import Controller
+from actors.ray_hooks.serve import Controller
 from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Admitted
 from skim_common.errors import EngineUnavailableError

@@ -21,8 +21,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
-from actors.ray_hooks.broadcast import replies_of_all
-from actors.ray_hooks.handles import streaming_bytes
+from actors.ray_hooks.serve import replies_of_all, streaming_bytes
 from kv_transfer.codec import decode, encode
 from kv_transfer.messages import (
     ACCEPTED,

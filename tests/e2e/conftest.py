@@ -18,8 +18,8 @@ import ray
 import yaml
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
-from actors.ray_hooks.loopback import init_on_loopback, is_on_loopback
-from actors.ray_hooks.serve_client import forget_earlier_serve
+from actors.ray_hooks.ray_core import init_on_loopback, is_on_loopback
+from actors.ray_hooks.serve import forget_earlier_serve
 from cluster.serve.preflight import free_port
 
 ROOT = Path(__file__).parents[2]

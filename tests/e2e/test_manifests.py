@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from actors.ray_hooks.loopback import init_on_loopback
+from actors.ray_hooks.ray_core import init_on_loopback
 from cluster.config.load import config_from_flags
 from cluster.kuberay.service import ray_service
 from cluster.serve.app import APP_NAME

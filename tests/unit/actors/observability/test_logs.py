@@ -18,7 +18,7 @@ from ray.serve.schema import LoggingConfig
 
 from actors.observability.logs import PACKAGES, log_through_serve
 from actors.pool_actor import reply_to_failure
-from actors.ray_hooks.serve_logger import kept_log_file
+from actors.ray_hooks.serve import kept_log_file
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentBroadcastResponse
 
-from actors.ray_hooks.broadcast import replies_of_all
+from actors.ray_hooks.serve import replies_of_all
 
 
 class Result:

@@ -5,7 +5,7 @@ import socket
 import pytest
 from ray._private import ray_constants, services
 
-from actors.ray_hooks.loopback import init_on_loopback, is_on_loopback
+from actors.ray_hooks.ray_core import init_on_loopback, is_on_loopback
 
 OTHER = "127.0.0.2"
 

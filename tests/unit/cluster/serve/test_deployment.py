@@ -14,8 +14,8 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 from actors.lifecycle.starts import FailedStart
-from actors.ray_hooks.loopback import ON_LOOPBACK
-from actors.ray_hooks.serve_logger import is_for_the_user
+from actors.ray_hooks.ray_core import ON_LOOPBACK
+from actors.ray_hooks.serve import is_for_the_user
 from cluster.config.load import config_from_flags, load_config
 from cluster.serve import awaited_start, deployment, preflight, ray_cluster
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES

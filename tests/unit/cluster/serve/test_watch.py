@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.ray_hooks.local_ray import dead_ray_process, worker
+from actors.ray_hooks.ray_core import dead_ray_process, worker
 from cluster.serve import status as watch
 from cluster.serve.ray_cluster import call_with_timeout
 from cluster.serve.status import PartStatus, RayGoneError

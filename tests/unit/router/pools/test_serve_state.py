@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.ray_hooks import controller
+from actors.ray_hooks import serve
 from router.pools import availability as serve_state
 from router.pools.availability import Replicas, ServeState
 
@@ -24,7 +24,7 @@ def asked(monkeypatch):
         asked.append(name)
         return SimpleNamespace(get_serve_instance_details=SimpleNamespace(remote=report))
 
-    monkeypatch.setattr(controller.ray, "get_actor", get_actor)
+    monkeypatch.setattr(serve.ray, "get_actor", get_actor)
     return asked
 
 
