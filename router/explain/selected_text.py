@@ -104,24 +104,13 @@ class PlacedText:
         self._bounds = None if rendered[slice(*span)] == inner else _bounds_in_json(inner)
         self.tokens = tokens or (0, 0)
 
-    @classmethod
-    def each(
-        cls, texts: Sequence[str], rendered: str, spans: Sequence[CharSpan], ranges: CharRanges
-    ) -> "list[PlacedText]":
-        """All texts of a prompt; the tokens are looked through once. texts, spans: of each, as above."""
-        tokens = tokens_touched_by_each(spans, ranges)
-        return [
-            cls(text, rendered, span, ranges, found) for text, span, found in zip(texts, spans, tokens, strict=True)
-        ]
-
     def shown(self, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Which of its tokens are shown, bool [tokens]. kept: bool [M], of the prompt.
+        """Which of its tokens are shown, bool [tokens]. kept: of the tokens, bool.
 
         A first or last token that the template shares is always kept (`prompt_spans`), and so is token 0. Without its
         neighbour it says nothing.
         """
-        first, end = self.tokens
-        shown = kept[first:end].copy()
+        (first, end), shown = self.tokens, kept.copy()
         if shown.size > 1:
             shown[0] &= shown[1] or bool(first and self._ranges[first, 0] >= self._span[0])
             shown[-1] &= shown[-2] or bool(self._ranges[end - 1, 1] <= self._span[1])
@@ -133,12 +122,19 @@ class PlacedText:
         ranges = ranges[ranges[:, 1] > ranges[:, 0]] - self._span[0]
         if not ranges.size:
             return 0, 0
-        start, last = (int(place) for place in (ranges[:, 0].min(), ranges[:, 1].max()))
-        start, last = max(0, start), min(last, self._span[1] - self._span[0])
+        start, last = max(0, int(ranges[:, 0].min())), min(int(ranges[:, 1].max()), self._span[1] - self._span[0])
         if self._bounds is not None:
             start = int(np.searchsorted(self._bounds, start, "right")) - 1
             last = int(np.searchsorted(self._bounds, last, "left"))
         return self._lead + start, self._lead + last
+
+
+def placed_texts(
+    texts: Sequence[str], rendered: str, spans: Sequence[CharSpan], ranges: CharRanges
+) -> list[PlacedText]:
+    """All texts of a prompt; the tokens are looked through once. texts, spans: of each, as in PlacedText."""
+    tokens = tokens_touched_by_each(spans, ranges)
+    return [PlacedText(text, rendered, span, ranges, at) for text, span, at in zip(texts, spans, tokens, strict=True)]
 
 
 def _bounds_in_json(text: str) -> npt.NDArray[np.int64]:
@@ -154,10 +150,10 @@ class SelectedPrompt:
         self._coverage_of_all, size = selection.coverage, selection.kept.context_length
         self._kept = np.zeros(size, bool)
         self._kept[selection.kept.positions] = True
-        starts, scores = layout.unit_starts(size, options), selection.unit_scores
-        self._units_known = scores is not None and scores.size == starts.size
-        self._edges = np.append(starts, size).astype(np.int64)
-        self._scores = scores.astype(np.float64) if scores is not None and self._units_known else np.zeros(starts.size)
+        self._starts, scores = layout.unit_starts(size, options), selection.unit_scores
+        self._scores: npt.NDArray[np.float64] | None = None  # of each token; None: those of the units are not known
+        if scores is not None and scores.size == self._starts.size:
+            self._scores = np.repeat(scores.astype(np.float64), np.diff(self._starts, append=size))
 
     def as_json(self, placed: PlacedText, *, scores: bool) -> dict[str, Any]:
         """JSON values of what was kept of a text of the prompt. scores: also the units, each with its score.
@@ -166,40 +162,31 @@ class SelectedPrompt:
         text's tokens, without the question and the template.
         """
         first, end = placed.tokens
-        shown, kept = placed.shown(self._kept), self._kept[first:end]
-        runs = spans_of(shown) + first
-        spans = merged([placed.chars(start, last) for start, last in runs.tolist()])
+        kept, coverage = self._kept[first:end], self._coverage_of_all
+        spans = merged([placed.chars(*run) for run in (spans_of(placed.shown(kept)) + first).tolist()])
         lines, tokens = kept_lines(placed.text, spans), int(kept.sum())
-        told = {
+        if self._scores is not None:
+            weights = self._scores[first:end]
+            total = float(weights.sum())
+            coverage = float(weights[kept].sum()) / total if total else float(kept.mean()) if kept.size else 1.0
+        answer = {
             "text": lines.text,
             "lines": lines.lines,
             "spans": spans,
-            "coverage": float(f"{self._coverage(placed, kept):.6g}"),
+            "coverage": float(f"{coverage:.6g}"),
             "usage": {"prompt_tokens": end - first, "kept_tokens": tokens, "dropped_tokens": end - first - tokens},
         }
-        return {**told, "units": self._units(placed)} if scores else told
-
-    def _units_of(self, placed: PlacedText) -> tuple[int, npt.NDArray[np.int64]]:
-        """The first unit that has a token of the text, and the edges in the text of all that do, int64 [U + 1]."""
-        first, end = placed.tokens
-        unit = int(np.searchsorted(self._edges, first, "right")) - 1
-        last = max(unit, int(np.searchsorted(self._edges[:-1], end)))
-        return unit, np.clip(self._edges[unit : last + 1], first, end)
-
-    def _coverage(self, placed: PlacedText, kept: npt.NDArray[np.bool_]) -> float:
-        if not self._units_known:
-            return self._coverage_of_all
-        unit, edges = self._units_of(placed)
-        weights = np.repeat(self._scores[unit : unit + edges.size - 1], np.diff(edges))
-        total = float(weights.sum())
-        return float(weights[kept].sum()) / total if total else float(kept.mean()) if kept.size else 1.0
+        return {**answer, "units": self._units(placed)} if scores else answer
 
     def _units(self, placed: PlacedText) -> list[dict[str, Any]] | None:
-        if not self._units_known:
+        """The units that have a character of the text, with their scores; None if these are not known."""
+        if self._scores is None:
             return None
-        units, (unit, edges) = [], self._units_of(placed)
-        for score, bounds in zip(self._scores[unit:].tolist(), pairwise(edges.tolist()), strict=False):
-            start, last = placed.chars(*bounds)
-            if start < last:
-                units.append({"start": start, "end": last, "score": float(f"{score:.6g}")})
+        first, end = placed.tokens
+        inner = self._starts[(self._starts > first) & (self._starts < end)]
+        units = []
+        for begin, last in pairwise([first, *inner.tolist(), end]):
+            start, stop = placed.chars(begin, last)
+            if start < stop:
+                units.append({"start": start, "end": stop, "score": float(f"{self._scores[begin]:.6g}")})
         return units

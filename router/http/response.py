@@ -1,15 +1,13 @@
 """Defers a response until its headers are true, and keeps a stream alive that must wait longer.
 
-What the target did not read is added to the usage (`router.http.usage`).
-
 vLLM starts a stream before it asks the engine, but the headers' values are known with the first token only, and an
 error after the start has no HTTP status of its own. So the start, and what follows it, is held until the first token.
 A later error ends the stream, in the same form on every endpoint.
 
 A proxy may cut a silent connection. So a stream that is silent for `keep_alive_s` gets a comment, once the request is
-admitted. A comment before the first token opens the stream with the headers that are known by then; the other values
-are in `GET /v1/requests/{id}`. vLLM's own keep-alive does not serve: it knows neither /v1/responses nor /v1/messages
-(0.29), nor when a request is admitted, until which a refusal needs its status.
+admitted: until then a refusal needs its status. A comment before the first token opens the stream with the headers that
+are known by then; the other values are in `GET /v1/requests/{id}`. vLLM's own keep-alive knows neither /v1/responses
+nor /v1/messages (0.29), nor when a request is admitted.
 """
 
 import asyncio
@@ -115,14 +113,14 @@ class DeferredResponse:
         await self._send(message)
 
     def _with_losses(self, message: Message) -> Message:
-        body, path = message.get("body", b""), self._scope["path"]
-        if body and self._call.edits and path.endswith(COUNTED):
-            return {**message, "body": with_original_tokens(body, self._call.edits)}
-        if not (self._call.headers_are_true and holds_usage(body)):
+        body, path, call = message.get("body", b""), self._scope["path"], self._call
+        if body and call.edits and path.endswith(COUNTED):
+            return {**message, "body": with_original_tokens(body, call.edits)}
+        if not (call.headers_are_true and holds_usage(body)):
             return message
         if self._losses is None:
-            self._losses = losses_of(self._call)
-        return {**message, "body": with_losses(body, path, self._losses, self._call.edits)}
+            self._losses = losses_of(call)
+        return {**message, "body": with_losses(body, path, self._losses, call.edits)}
 
     def _values(self) -> dict[str, str]:
         """The values of the headers that are known by now. They are reported as soon as they are final."""

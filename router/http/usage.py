@@ -5,7 +5,7 @@ It knows only the published forms of the answers, JSON and events of a stream. A
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,20 +16,13 @@ EDIT = "skim_selection"
 """The type of the edit in an answer of /v1/messages."""
 
 
-class _Form(NamedTuple):
-    """details: the object inside `usage`. edits: whether `context_management` tells what a selection dropped."""
-
-    details: str
-    edits: bool = False
-
-
-_FORMS = {
-    "/completions": _Form("prompt_tokens_details"),
-    "/completions/batch": _Form("prompt_tokens_details"),
-    "/responses": _Form("input_tokens_details"),
-    "/messages": _Form("input_tokens_details", edits=True),
+_DETAILS = {
+    "/completions": "prompt_tokens_details",
+    "/completions/batch": "prompt_tokens_details",
+    "/responses": "input_tokens_details",
+    "/messages": "input_tokens_details",
 }
-"""By the end of the path."""
+"""The object inside `usage`, by the end of the path."""
 COUNTED = "/messages/count_tokens"
 
 _Object = dict[str, msgspec.Raw]
@@ -39,9 +32,8 @@ Edits = Sequence[Mapping[str, Any]]
 def losses_of(call: CallState) -> dict[str, Any]:
     """The fields that are added to the usage of an answer; all its prompts are decided.
 
-    kept_tokens, dropped_tokens: of all prompts. largest_dropped: the role of a chat's messages that lost most tokens;
-    missing if none did. Empty if nothing was dropped and the request has no option of Skim: its answer is then that of
-    a stock server.
+    largest_dropped: the role of a chat's messages that lost most tokens; missing if none did. Empty if nothing was
+    dropped and the request has no option of Skim: its answer is then that of a stock server.
     """
     if not (call.request.options.model_fields_set or any(prompt.dropped_tokens for prompt in call.prompts)):
         return {}
@@ -74,15 +66,17 @@ def holds_usage(body: bytes) -> bool:
 def with_losses(body: bytes, path: str, losses: Mapping[str, Any], edits: Edits = ()) -> bytes:
     """A whole answer, or whole events of a stream, with `losses` in each usage that is not null, and the client's own
     `edits` beside it."""
-    form = next((form for end, form in _FORMS.items() if path.endswith(end)), None)
-    if form is None or not (losses or edits):
+    details = next((name for end, name in _DETAILS.items() if path.endswith(end)), None)
+    if details is None or not (losses or edits):
         return body
+    if path.endswith("/messages") and losses.get("dropped_tokens"):
+        edits = [*edits, {"type": EDIT, "cleared_input_tokens": losses["dropped_tokens"]}]
     lines = body.split(b"\n")
     for number, line in enumerate(lines):
         start = line.find(b"{")
         if holds_usage(line) and line[:start] in (b"", b"data: "):
             try:
-                lines[number] = line[:start] + _in_answer(line[start:], form, losses, edits)
+                lines[number] = line[:start] + _in_answer(line[start:], details, losses, edits)
             except msgspec.DecodeError:
                 continue  # a part of an event, or no JSON object
     return b"\n".join(lines)
@@ -91,12 +85,12 @@ def with_losses(body: bytes, path: str, losses: Mapping[str, Any], edits: Edits 
 def with_original_tokens(body: bytes, edits: Edits) -> bytes:
     """An answer of Anthropic's `count_tokens`. vLLM does not know the tokens before the edits."""
     answer = msgspec.json.decode(body)
-    if told := answer.get("context_management"):  # not in an error
-        told["original_input_tokens"] += sum(edit["cleared_input_tokens"] for edit in edits)
+    if management := answer.get("context_management"):  # not in an error
+        management["original_input_tokens"] += sum(edit["cleared_input_tokens"] for edit in edits)
     return msgspec.json.encode(answer)
 
 
-def _in_answer(text: bytes, form: _Form, losses: Mapping[str, Any], edits: Edits) -> bytes:
+def _in_answer(text: bytes, details: str, losses: Mapping[str, Any], edits: Edits) -> bytes:
     answer = msgspec.json.decode(text, type=_Object)
     # Some events hold the whole answer: the final one of /v1/responses, the first one of /v1/messages.
     outer = next((name for name in ("response", "message") if name in answer), None)
@@ -105,10 +99,8 @@ def _in_answer(text: bytes, form: _Form, losses: Mapping[str, Any], edits: Edits
     if not isinstance(usage, dict):
         return text
     if losses:
-        usage[form.details] = {**(usage.get(form.details) or {}), **losses}
+        usage[details] = {**(usage.get(details) or {}), **losses}
     inner["usage"] = _raw(usage)
-    if form.edits and losses.get("dropped_tokens"):
-        edits = [*edits, {"type": EDIT, "cleared_input_tokens": losses["dropped_tokens"]}]
     if edits and outer != "message":  # at a stream's start, Anthropic's client would warn of an unknown type
         inner["context_management"] = _raw({"applied_edits": edits})
     if outer is not None:

@@ -26,7 +26,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt
 from router.dispatch.select import TokenBudget
 from router.dispatch.state import CURRENT, CallState
-from router.explain.selected_text import PlacedText, SelectedPrompt
+from router.explain.selected_text import PlacedText, SelectedPrompt, placed_texts
 from router.http.select_body import Messages, SelectBody, texts_of
 from router.options.errors import HttpError, RefusedError
 from router.options.request import shown
@@ -140,7 +140,7 @@ def _asked(body: SelectBody, index: int, prompt: Any, chat: ChatContents | None)
         for (where, own), content in zip(_texts(body, index, chat), chat.contents, strict=False)
         if content.spans
     ]
-    placed = PlacedText.each([own for _, own, _ in sent], text, [span for *_, span in sent], ranges)
+    placed = placed_texts([own for _, own, _ in sent], text, [span for *_, span in sent], ranges)
     texts = [(where, one) for (where, *_), one in zip(sent, placed, strict=True)]
     if body.messages is None:
         if not all(content.spans for content in chat.contents):

@@ -10,7 +10,7 @@ from kv_transfer.layout import TextLayout
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
 from router.explain import selected_text
-from router.explain.selected_text import PlacedText, SelectedPrompt, kept_lines
+from router.explain.selected_text import SelectedPrompt, kept_lines, placed_texts
 from router.prompt.protected_spans import tokens_touched_by_each
 
 TEXT = "one\ntwo\n\nfour\n  five. And more. End.\nsix\n"
@@ -66,7 +66,7 @@ def one_token_per_char(rendered):
 
 
 def kept_of(text, rendered, span, positions, scores=None):
-    [placed] = PlacedText.each([text], rendered, [span], one_token_per_char(rendered))
+    [placed] = placed_texts([text], rendered, [span], one_token_per_char(rendered))
     size = len(rendered)
     kept = KeptPrompt(np.zeros(len(positions), np.int32), np.array(positions, np.int32), size)
     scores = np.ones(size, np.float32) if scores is None else scores
@@ -99,7 +99,7 @@ def test_the_tokens_are_looked_through_once_for_all_texts(monkeypatch):
         return tokens_touched_by_each(*arguments)
 
     monkeypatch.setattr(selected_text, "tokens_touched_by_each", noted)
-    placed = PlacedText.each(["ab"] * 40, "ab " * 40, spans, one_token_per_char("ab " * 40))
+    placed = placed_texts(["ab"] * 40, "ab " * 40, spans, one_token_per_char("ab " * 40))
     assert [one.tokens for one in placed] == spans
     assert len(calls) == 1
 
@@ -127,7 +127,7 @@ def test_the_first_token_alone_is_not_shown(positions, spans):
 def test_tokens_that_the_template_shares_are_not_shown_alone(positions, spans):
     rendered = "<:abcde:>"  # tokens: <, :a, b, c, d, e:, >
     ranges = np.array([(0, 1), (1, 3), (3, 4), (4, 5), (5, 6), (6, 8), (8, 9)], np.int64)
-    [placed] = PlacedText.each(["abcde"], rendered, [(2, 7)], ranges)
+    [placed] = placed_texts(["abcde"], rendered, [(2, 7)], ranges)
     kept = KeptPrompt(np.zeros(len(positions), np.int32), np.array(positions, np.int32), 7)
     selected = SelectedPrompt(Selection(kept, 0.5), SelectionOptions(), TextLayout())
     assert selected.as_json(placed, scores=False)["spans"] == spans
