@@ -7,8 +7,7 @@ import argparse
 import logging
 import traceback
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,11 +81,17 @@ async def build_openai_app(
     check_version("vllm")
     args, vllm_config = front_config(model)
     keys = ApiKeys(settings.api_keys_file, filter(None, args.api_key or [envs.VLLM_API_KEY]))
-    with _in_one_sentence(model.options):
+    try:
         front = FrontMetrics(vllm_config, model.names[0], dispatcher.admission)
         adapters = [adapter.name for adapter in args.lora_modules or ()]
         client = PooledEngineClient(vllm_config, dispatcher, settings.control_tokens, adapters)
         app = await _vllm_app(args, client, front, model)
+    except SkimError:
+        raise
+    except Exception as error:  # of any type: vLLM's own, and those of middlewares and plugins
+        logger.exception("the HTTP app cannot be built")
+        cause, given = f"{type(error).__name__}: {one_line(error)}", ", ".join(model.options) or "none"
+        raise SkimError(f"the HTTP app cannot be built with the target.engine_options {given} ({cause})") from error
     app.state.metrics = dispatcher.clients = front
     for kind in (AttributeError, LookupError, RecursionError, Exception):
         app.exception_handler(kind)(_answer_unexpected)
@@ -127,20 +132,6 @@ async def _vllm_app(
         adapter.lora_path = adapter.lora_name
     models.load_lora_adapter = models.unload_lora_adapter = _refuse_adapter
     return app
-
-
-@contextmanager
-def _in_one_sentence(options: Iterable[str]) -> Iterator[None]:
-    """Any error but SkimError becomes a SkimError with its cause. options: the names of those that are given."""
-    try:
-        yield
-    except SkimError:
-        raise
-    except Exception as error:  # of any type: vLLM's own, and those of middlewares and plugins
-        logger.exception("the HTTP app cannot be built")
-        cause = f"{type(error).__name__}: {one_line(error)}"
-        given = ", ".join(options) or "none"
-        raise SkimError(f"the HTTP app cannot be built with the target.engine_options {given} ({cause})") from error
 
 
 async def _refuse_adapter(request: object, base_model_name: str | None = None) -> ErrorResponse:

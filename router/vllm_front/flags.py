@@ -16,18 +16,7 @@ from typing import Annotated, Any, NoReturn
 import yaml
 from jinja2 import TemplateSyntaxError
 from pydantic import TypeAdapter, ValidationError
-from vllm.config import (
-    CacheConfig,
-    LoadConfig,
-    LoRAConfig,
-    ModelConfig,
-    MultiModalConfig,
-    ObservabilityConfig,
-    ParallelConfig,
-    PrefetchOffloadConfig,
-    SchedulerConfig,
-    UVAOffloadConfig,
-)
+from vllm import config as vllm_configs
 from vllm.engine.arg_utils import _expand_json_human_readable_numbers
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -44,11 +33,8 @@ from skim_common.errors import SkimError, one_line
 from skim_common.validation import sentence
 
 UNKNOWN = "unrecognized arguments: "
-CONFIGS: tuple[Any, ...] = (
-    CacheConfig, LoadConfig, LoRAConfig, ModelConfig, MultiModalConfig, ObservabilityConfig, ParallelConfig,
-    PrefetchOffloadConfig, SchedulerConfig, UVAOffloadConfig,
-)  # fmt: skip
-"""vLLM's configs whose fields are flags of the same names."""
+CONFIGS = [config for config in vars(vllm_configs).values() if hasattr(config, "__pydantic_fields__")]
+"""vLLM's configs. Fields that are flags have the flags' names."""
 
 
 def _refused(problem: str) -> SkimError:
@@ -92,7 +78,7 @@ def _check_bounds(options: Mapping[str, Any], args: argparse.Namespace) -> None:
     """The bounds of vLLM's own configs, which an engine would look at when it starts. Raises SkimError."""
     for config in CONFIGS:
         for name, field in config.__pydantic_fields__.items():
-            if field.metadata and options.get(name) is not None:
+            if field.metadata and options.get(name) is not None and hasattr(args, name):
                 bounded: Any = Annotated[field.annotation, *field.metadata]
                 try:
                     TypeAdapter(bounded).validate_python(getattr(args, name))
