@@ -9,7 +9,6 @@ from typing import Literal
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.messages import DELTA, GenerateRequest, SelectRequest
-from kv_transfer.sampling_limits import check_reply_size, check_sampling, first_logprobs
 from kv_transfer.windows import asks_for_windows
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import ModelInfo
@@ -78,8 +77,6 @@ def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_toke
         raise InvalidRequestError("extra_args must be a mapping from names to values")
     if reserved := reserved_names(map(str, extra_args)):
         raise InvalidRequestError(f"extra argument {reserved[0]!r} is reserved for the server; leave it out")
-    check_sampling(sampling)
-    check_reply_size(first_logprobs(kept, sampling, info.vocab_size))
     if not prompt.is_dense and (request.scored or sampling.get("prompt_logprobs") is not None):
         raise InvalidRequestError("prompt_logprobs needs the whole prompt: send the request dense")
     max_tokens = sampling.get("max_tokens", default_max_tokens)

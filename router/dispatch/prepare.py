@@ -9,7 +9,6 @@ from kv_transfer.limits import check_speculator_length, check_target_length
 from kv_transfer.messages import ADAPTER
 from kv_transfer.options import AUTO
 from kv_transfer.prefix_hash import block_hashes
-from kv_transfer.sampling_limits import check_sampling, first_logprobs
 from kv_transfer.windows import WindowPlan
 from router.admission.api_keys import FIRST_PRIORITY
 from router.admission.ticket import AdmissionRequest, Ticket
@@ -22,6 +21,7 @@ from router.decision.sizes import WindowReads
 from router.dispatch.apart import apart
 from router.dispatch.parts import Parts
 from router.dispatch.request import Prepared, Prompt, Request
+from router.dispatch.sampling_limits import check_sampling, first_logprobs
 from router.dispatch.state import CallState, Outcome
 from router.dispatch.telemetry import note_tokenized
 from router.options.errors import RefusedError

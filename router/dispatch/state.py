@@ -16,10 +16,10 @@ from opentelemetry.trace import INVALID_SPAN, Span
 
 from kv_transfer.messages import Selection
 from kv_transfer.options import SelectionOptions
-from kv_transfer.sampling_limits import check_reply_size
 from router.admission.ticket import PromptGroup
 from router.decision.choice import Decision, Estimate
 from router.dispatch.request import Prepared, Prompt, Request
+from router.dispatch.sampling_limits import check_reply_size
 from router.options.errors import HttpError
 from router.options.headers import TOTAL, write_server_timing
 from router.prompt.contents import ChatContents

@@ -14,7 +14,7 @@ import ray
 from ray.serve.context import _get_global_client
 
 from cluster.serve.app import APP_NAME
-from kv_transfer.sampling_limits import MAX_LOGPROBS
+from router.dispatch.sampling_limits import MAX_LOGPROBS
 from tests.e2e.conftest import Served, serving
 from tests.unit.conftest import MODELS
 

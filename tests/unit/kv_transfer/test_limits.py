@@ -1,7 +1,5 @@
 """Requests that are refused before they reach an engine, with the numbers in the error."""
 
-import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 
 from kv_transfer.limits import check_request, check_speculator_length, check_target_length, reserved_names
 from kv_transfer.messages import GenerateRequest, KeptPrompt
-from kv_transfer.sampling_limits import MAX_LOGPROBS, MAX_READ_TOKENS, MAX_SCHEMA_COUNT, first_logprobs
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import ModelInfo
 
@@ -87,84 +84,6 @@ def test_reserved_names() -> None:
 
 
 LONG = replace(INFO, vocab_size=50_000, max_model_len=2**24, max_position=2**24)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "sampling", "count"),
-    [
-        (4100, {"prompt_logprobs": 20}, 4100 * 21),
-        (100, {"prompt_logprobs": -1}, 100 * 50_001),
-        (100, {"logprobs": -1, "n": 4}, 4 * 50_001),
-        (100, {"logprob_token_ids": [3, 4], "n": 2}, 2 * 3),
-        (100, {"prompt_logprobs": 0, "logprobs": 4, "n": 3}, 3 * (100 + 5)),
-        (100, {"prompt_logprobs": None, "logprobs": None}, 0),
-    ],
-)
-def test_the_log_probabilities_of_a_reply_are_counted_before_it_is_made(prompt, sampling, count) -> None:
-    assert first_logprobs(prompt, sampling, LONG.vocab_size) == count
-
-
-@pytest.mark.parametrize("most", [MAX_LOGPROBS // 21, MAX_LOGPROBS // 2])
-def test_a_prompt_with_too_many_log_probabilities_is_refused_before_it_runs(most: int) -> None:
-    sampling = {"prompt_logprobs": MAX_LOGPROBS // most - 1, "max_tokens": 1}
-    assert check_request(request(most, most, sampling), LONG) == 1
-    with pytest.raises(InvalidRequestError, match=f"log probabilities or more, but the limit is {MAX_LOGPROBS}"):
-        check_request(request(most + 1, most + 1, sampling), LONG)
-
-
-def test_a_long_prompt_has_fewer_answers() -> None:
-    assert check_request(request(MAX_READ_TOKENS // 64, 2**20, {"n": 64, "max_tokens": 1}), LONG) == 1
-    with pytest.raises(InvalidRequestError, match=f"n is 65 .* may have {MAX_READ_TOKENS}"):
-        check_request(request(MAX_READ_TOKENS // 64, 2**20, {"n": 65, "max_tokens": 1}), LONG)
-
-
-def schema(name: str, count: float, depth: int = 0) -> dict:
-    inner: dict = {"type": "array", name: count}
-    for _ in range(depth):
-        inner = {"type": "object", "properties": {"a": {"anyOf": [{"type": "null"}, inner]}}}
-    return inner
-
-
-@pytest.mark.parametrize("name", ["minItems", "maxItems", "minProperties", "maxProperties"])
-@pytest.mark.parametrize("written", [dict, json.dumps])
-@pytest.mark.parametrize("depth", [0, 3])
-def test_a_schema_that_counts_to_millions_is_refused(name, written, depth) -> None:
-    """A body of 60 bytes would take gigabytes of a target's memory."""
-    for field in ("json", "structural_tag") if written is json.dumps else ("json",):
-        constraint = {field: written(schema(name, MAX_SCHEMA_COUNT + 1, depth))}
-        with pytest.raises(InvalidRequestError, match=f"{name} of a schema is {MAX_SCHEMA_COUNT + 1}"):
-            check_request(request(2, 2, {"structured_outputs": constraint}), INFO)
-        check_request(
-            request(2, 2, {"structured_outputs": {field: written(schema(name, MAX_SCHEMA_COUNT, depth))}}), INFO
-        )
-
-
-@pytest.mark.parametrize(
-    "constraint", [None, {"json": "{"}, {"json": "[" * 100}, {"regex": "a"}, {"json": {"minItems": "x"}}]
-)
-def test_what_is_no_schema_is_left_to_vllm(constraint) -> None:
-    check_request(request(2, 2, {"structured_outputs": constraint}), INFO)
-
-
-@pytest.mark.parametrize(
-    ("sampling", "reason"),
-    [
-        ({"allowed_token_ids": list(range(1025))}, "allowed_token_ids has 1025 entries, but the limit is 1024"),
-        ({"bad_words": ["x"] * 129}, "bad_words has 129 entries, but the limit is 128"),
-        ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias has 1025 entries, but the limit is 1024"),
-        ({"logprob_token_ids": [1] * 129}, "logprob_token_ids has 129 entries"),
-        (
-            {"min_tokens": 1, "stop_token_ids": [1] * 97},
-            "stop_token_ids has 97 entries, but the limit is 96",
-        ),
-        ({"seed": 2**63}, "seed is 9223372036854775808"),
-    ],
-)
-def test_what_would_end_an_engine_is_refused(sampling, reason):
-    with pytest.raises(InvalidRequestError, match=re.escape(reason)):
-        check_request(request(10, 20, sampling), INFO)
-    most = {"stop_token_ids": [1] * 500, "seed": -(2**63), "bad_words": None, "allowed_token_ids": 7}
-    assert check_request(request(10, 20, most), INFO)
 
 
 READER = ModelInfo("m", "LlamaForCausalLM", 1000, "f", max_model_len=500, max_position=800, engine="mock")

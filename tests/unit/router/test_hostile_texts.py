@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import re2
 
-import kv_transfer.sampling_limits
 import router.decision
+import router.dispatch.sampling_limits
 import router.prompt
 from kv_transfer.arrays import mask_of
-from kv_transfer.sampling_limits import check_sampling
 from router.decision.guard import needs_whole_text
+from router.dispatch.sampling_limits import check_sampling
 from router.options.headers import whole_number
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat
@@ -131,7 +131,7 @@ def piece_of(tree, choice):
 
 def patterns():
     """Those of all modules that look at a client's text, by their sources."""
-    modules = [kv_transfer.sampling_limits]
+    modules = [router.dispatch.sampling_limits]
     for package in (router.prompt, router.decision):
         found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
         modules += [import_module(module.name) for module in found]

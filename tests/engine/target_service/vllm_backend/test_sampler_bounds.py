@@ -14,7 +14,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.worker.gpu import sample
 from vllm.v1.worker.gpu.sample import bad_words, logit_bias, logprob, states
 
-from kv_transfer.sampling_limits import MAX_ENTRIES, MAX_STOP_TOKEN_IDS, SEEDS, check_sampling
+from router.dispatch.sampling_limits import MAX_ENTRIES, MAX_STOP_TOKEN_IDS, SEEDS, check_sampling
 from skim_common.errors import InvalidRequestError
 from target_service.vllm_backend.v1_repairs import TargetSamplingParams
 
@@ -107,7 +107,7 @@ def test_bad_words_have_at_most_as_many_tokens_as_the_sampler_has_room_for(add: 
 
 
 def test_vllms_states_have_no_other_bounds() -> None:
-    """A new one must get a row in `kv_transfer.sampling_limits`."""
+    """A new one must get a row in `router.dispatch.sampling_limits`."""
     found: Counter[str] = Counter()
     for file in Path(sample.__path__[0]).glob("*.py"):
         for function in ast.walk(ast.parse(file.read_text())):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kv_transfer.sampling_limits import MAX_LOGPROBS, MAX_READ_TOKENS
+from router.dispatch.sampling_limits import MAX_LOGPROBS, MAX_READ_TOKENS
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PROMPT = list(range(20, 420)) * 10
@@ -28,7 +28,7 @@ async def test_too_many_log_probabilities_are_a_400(served, pools, fields):
 
 
 async def test_nothing_runs_for_a_prompt_with_too_many(served, pools, monkeypatch):
-    monkeypatch.setattr("kv_transfer.sampling_limits.MAX_LOGPROBS", 10_000)
+    monkeypatch.setattr("router.dispatch.sampling_limits.MAX_LOGPROBS", 10_000)
     body = {"messages": [{"role": "user", "content": "word " * 900}], "prompt_logprobs": 20}
     answer = await ask(served, CHAT, **body)
     assert (answer.status_code, pools.generates) == (400, [])
@@ -42,7 +42,7 @@ async def test_too_many_copies_of_a_prompt_are_a_400(served, pools):
 
 async def test_a_long_answer_without_a_stream_ends_at_the_limit_and_a_stream_does_not(served, pools, monkeypatch):
     """How long an answer gets is known only at its end, and max_tokens may be the model's room."""
-    monkeypatch.setattr("kv_transfer.sampling_limits.MAX_LOGPROBS", 1000)
+    monkeypatch.setattr("router.dispatch.sampling_limits.MAX_LOGPROBS", 1000)
     body = {"prompt": PROMPT[:100], "max_tokens": 2000, "logprobs": 1, "ignore_eos": True}
     aborted = pools.target_engine.aborted
     answer = await ask(served, TEXT, **body)
@@ -61,6 +61,6 @@ async def test_the_largest_reply_is_sent(served, pools):
 
 
 async def test_the_runs_of_a_beam_search_make_one_reply(served, pools, monkeypatch):
-    monkeypatch.setattr("kv_transfer.sampling_limits.MAX_LOGPROBS", 10)
+    monkeypatch.setattr("router.dispatch.sampling_limits.MAX_LOGPROBS", 10)
     answer = await ask(served, TEXT, prompt=[5, 6], use_beam_search=True, n=2, max_tokens=8, temperature=0.0)
     assert answer.status_code == 200
