@@ -4,6 +4,7 @@ A span is a half-open range [start, end) of token positions in a prompt.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,13 @@ def no_scores() -> Float32Array:
 def is_ascending(positions: Int32Array) -> bool:
     """Whether `positions` [K] increase strictly. A comparison cannot overflow, unlike a difference."""
     return bool((positions[1:] > positions[:-1]).all())
+
+
+def common_prefix(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> int:
+    """The number of elements, or of rows, with which both begin."""
+    size = min(len(a), len(b))
+    differ = np.nonzero(a[:size] != b[:size])[0]
+    return int(differ[0]) if differ.size else size
 
 
 def check_spans(spans: Iterable[Sequence[int]], prompt_tokens: int) -> None:

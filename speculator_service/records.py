@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kv_transfer.arrays import Int32Array
+from kv_transfer.arrays import Int32Array, common_prefix
 from kv_transfer.options import SelectionOptions
 from kv_transfer.prefix_hash import block_hashes
-from skim_common.prefixes import common_prefix
 
 BLOCK_SIZE = 32
 """Tokens per hashed block: prompts that share less than one block have no record in common."""

@@ -12,8 +12,8 @@ import numpy as np
 from kv_transfer.messages import GenerateRequest, KeptPrompt
 from kv_transfer.options import DecodeOptions
 from skim_common.models.info import text_config
-from skim_common.models.needle_prompt import needle_prompts
 from target_service.engine import TargetEngine
+from vllm_hooks.needle_prompt import needle_prompts
 
 CANDIDATES = 20
 """So many of the most probable next tokens are compared: as many as vLLM shows by default. Fewer if the engine shows

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kv_transfer.arrays import Int32Array
+from kv_transfer.arrays import Int32Array, common_prefix
 from kv_transfer.messages import KeptPrompt
-from skim_common.prefixes import common_prefix
 
 BLOCK_TOKENS = 128
 """Tokens of a block, here and in affinity keys: a prompt is hashed once for both."""

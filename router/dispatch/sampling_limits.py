@@ -109,13 +109,13 @@ def _check_depth(name: str, value: str | dict[str, Any]) -> None:
     """Refuse a schema, a grammar or a regular expression that is nested too deeply."""
     text, said = str(value), f"structured_outputs.{name}"
     if name in _JSON:
-        if isinstance(value, str) and too_deep(value.encode("utf-8", "replace"), MAX_LEVELS) is not None:
+        if isinstance(value, str) and too_deep(value.encode("utf-8", "replace"), MAX_LEVELS):
             raise InvalidRequestError(f"{said} has more than {MAX_LEVELS} levels of lists and objects; flatten it")
         with suppress(ValueError):  # text that is no JSON stays: vLLM refuses it
             # In one form, without escapes in its names.
             text = json.dumps(json.loads(value) if isinstance(value, str) else value)
         levels = MAX_REFERRED_LEVELS // max(1, len(set(_REFERENCE.findall(text))))
-        if too_deep(text.encode("utf-8", "replace"), min(MAX_LEVELS, levels)) is not None:
+        if too_deep(text.encode("utf-8", "replace"), min(MAX_LEVELS, levels)):
             raise InvalidRequestError(f"{said} has too many references ($ref) for its depth; write it without them")
     if text.count("(") > MAX_GROUPS:
         open_groups = np.cumsum(_STEPS[np.frombuffer(text.encode("utf-8", "replace"), np.uint8)], dtype=np.int64)

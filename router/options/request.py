@@ -232,7 +232,7 @@ def read_decode(defaults: SpeculationOptions, headers: Mapping[str, str], body: 
 
 def _json_or_text(value: str) -> Any:
     try:
-        return json.loads(value) if too_deep(value.encode()) is None else value
+        return value if too_deep(value.encode()) else json.loads(value)
     except ValueError:
         return value
 

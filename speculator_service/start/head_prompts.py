@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from skim_common.models.info import load_tokenizer
-from skim_common.models.needle_prompt import NeedlePrompt, filler_line, token_ids, with_needle
+from vllm_hooks.needle_prompt import NeedlePrompt, filler_line, token_ids, with_needle
 
 OF_EACH_KIND = 6
 FILLER_LINES = 40

@@ -17,11 +17,10 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
-from kv_transfer.arrays import Int32Array, no_numbers
+from kv_transfer.arrays import Int32Array, common_prefix, no_numbers
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.position_map import position_args
 from skim_common.errors import SessionLostError
-from skim_common.prefixes import common_prefix
 from speculator_service.engine import Drafted
 from speculator_service.vllm_backend.scheduler import DRAFT_ARG
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from skim_common.prefixes import common_prefix
+from kv_transfer.arrays import common_prefix
 
 
 def by_a_loop(a, b):
