@@ -8,7 +8,6 @@ back before, so that the next text joins exactly.
 """
 
 import logging
-from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
@@ -19,17 +18,18 @@ from vllm.v1.sample.ops.topk_topp_sampler import empty_exponential_noise_like
 ANSWERED = "skim_answered"
 """Key in `SamplingParams.extra_args`: how many of the prompt's last tokens are the start of the answer."""
 
+_ANSWER = "skim_answer"
+"""Key in `SamplingParams.extra_args` on the way from the scheduler to the workers: these tokens."""
+
 _CONTEXT = 4
 """Tokens that vLLM reads to show a character that several tokens share (LogprobsProcessor._get_sampled_context_ids)."""
-
 
 logger = logging.getLogger(__name__)
 
 
-def answered(sampling_params: Any) -> int:
-    """How many of the prompt's last tokens are the start of the answer, for a request with these parameters."""
-    extra_args: Mapping[str, Any] | None = sampling_params.extra_args if sampling_params else None
-    return extra_args.get(ANSWERED, 0) if extra_args else 0
+def _extra(request: Any, key: str, default: Any) -> Any:
+    sampling = request.sampling_params
+    return (sampling.extra_args or {}).get(key, default) if sampling else default
 
 
 class ContinuedAnswers:
@@ -43,7 +43,7 @@ class ContinuedAnswers:
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         for new in output.scheduled_new_reqs:
             # A preempted request of the V2 runner comes as a new one again, with its output tokens.
-            if (count := answered(new.sampling_params)) and not self.requests[new.req_id].num_output_tokens:  # type: ignore[attr-defined]
+            if (count := _extra(new, ANSWERED, 0)) and not self.requests[new.req_id].num_output_tokens:  # type: ignore[attr-defined]
                 self._continue(new, count)
         return output
 
@@ -51,11 +51,12 @@ class ContinuedAnswers:
         """Split the request. new: its vllm.v1.core.sched.output.NewRequestData for the workers."""
         request = self.requests[new.req_id]  # type: ignore[attr-defined]
         tokens = list(request.all_token_ids)
-        begin = len(tokens) - count
-        request.prompt_token_ids, request.num_prompt_tokens = tokens[:begin], begin
-        request._output_token_ids.extend(tokens[begin:])
-        new.prompt_token_ids, new.prefill_token_ids = request.prompt_token_ids, tokens
-        if request.use_structured_output and not self._advance_grammar(request, tokens[begin:]):
+        prompt, answer = tokens[:-count], tokens[-count:]
+        request.prompt_token_ids, request.num_prompt_tokens = prompt, len(prompt)
+        request._output_token_ids.extend(answer)
+        new.prompt_token_ids, new.prefill_token_ids = prompt, tokens
+        new.sampling_params.extra_args[_ANSWER] = answer
+        if request.use_structured_output and not self._advance_grammar(request, answer):
             logger.error("request %s ends: its grammar refuses the start of its answer", new.req_id)
             self.grammar_compile_error_reqs.add(new.req_id)  # type: ignore[attr-defined]
 
@@ -69,31 +70,27 @@ class ContinuedAnswers:
         return not content or bool(request.structured_output_request.grammar.accept_tokens(request.request_id, content))
 
 
-def continue_in_batch(runner: Any, answers: dict[str, list[int]]) -> None:
-    """Make the V1 `runner` take the start of an answer as output tokens.
+def continue_in_batch(runner: Any) -> None:
+    """Make the V1 `runner` take the start of an answer as output tokens. Call it when its input batch is final.
 
-    A seeded request goes on with the random numbers that come after those of these tokens. The V2 runner's follow from
-    seed and position. answers: by request id; the worker fills it before each step. Call this when the runner's input
-    batch is final.
+    A seeded request goes on with the random numbers that come after those of these tokens
+    (vllm.v1.sample.ops.topk_topp_sampler.random_sample). The V2 runner's follow from seed and position.
     """
     batch = runner.input_batch
     add = batch.add_request
 
     def add_request(request: Any) -> int:
-        if (answer := answers.pop(request.req_id, None)) is not None:
+        answer = _extra(request, _ANSWER, ())
+        if answer and not request.output_token_ids:
             request.output_token_ids.extend(answer)
             if request.generator is not None:
-                _draw(request.generator, len(answer), batch.vocab_size, runner.sampler.use_fp64_gumbel)
+                row = torch.empty(batch.vocab_size, device=request.generator.device)
+                noise = empty_exponential_noise_like(row, runner.sampler.use_fp64_gumbel)
+                for _ in answer:
+                    noise.exponential_(generator=request.generator)
         return int(add(request))
 
     batch.add_request = add_request
-
-
-def _draw(generator: torch.Generator, tokens: int, vocabulary: int, fp64: bool) -> None:
-    """Use up the random numbers of so many sampled tokens (vllm.v1.sample.ops.topk_topp_sampler.random_sample)."""
-    noise = empty_exponential_noise_like(torch.empty(vocabulary, device=generator.device), fp64)
-    for _ in range(tokens):
-        noise.exponential_(generator=generator)
 
 
 def continue_outputs(processor: Any) -> None:
@@ -101,25 +98,21 @@ def continue_outputs(processor: Any) -> None:
     add = processor.add_request
 
     def add_request(request: Any, *args: Any, **kwargs: Any) -> None:
-        count = answered(request.sampling_params)
+        count = _extra(request, ANSWERED, 0)
         if not count:
             add(request, *args, **kwargs)
             return
         first = copy(request)
         first.prompt_token_ids = request.prompt_token_ids[:-count]
         add(first, *args, **kwargs)
-        _mark_sent(processor.request_states[request.request_id], request.prompt_token_ids[-count:])
+        state, answer = processor.request_states[request.request_id], request.prompt_token_ids[-count:]
+        for token in answer:
+            state.detokenizer.update([token], False)
+        state.detokenizer.get_next_output_text(False, True)
+        state.sent_tokens_offset = count
+        if state.logprobs_processor.logprobs is not None:
+            # Never sent, because DELTA outputs take only the newest entries.
+            for token in answer[-_CONTEXT:]:
+                append_logprobs_for_next_position(state.logprobs_processor.logprobs, [token], [0.0], [None], 1, 0)
 
     processor.add_request = add_request
-
-
-def _mark_sent(state: Any, answer: list[int]) -> None:
-    """state: vllm.v1.engine.output_processor.RequestState, with DELTA outputs."""
-    for token in answer:
-        state.detokenizer.update([token], False)
-    state.detokenizer.get_next_output_text(False, True)
-    state.sent_tokens_offset = len(answer)
-    if state.logprobs_processor.logprobs is not None:
-        # Never sent, because DELTA outputs take only the newest entries.
-        for token in answer[-_CONTEXT:]:
-            append_logprobs_for_next_position(state.logprobs_processor.logprobs, [token], [0.0], [None], 1, 0)

@@ -4,6 +4,7 @@ They also continue answers that another replica began, limit the drafts of each 
 with every drafting method, and give a seeded request without drafts the same steps in any batch.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -37,29 +38,19 @@ class AsyncTargetScheduler(ContinuedAnswers, PositionHashing, AsyncScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         speculation = self.vllm_config.speculative_config
-        self._remote = speculation is not None and speculation.method == "custom_class"
-        self._wanted: dict[str, int] = {}
+        remote = speculation is not None and speculation.method == "custom_class"
+        self._wanted: dict[str, int] | None = {} if remote else None
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)
-        _limit_drafts(self.requests, scheduler_output.num_scheduled_tokens)
-        if self._remote:
-            self._reserve(scheduler_output.num_scheduled_tokens)
-
-    def _reserve(self, ids: Any) -> None:
-        for id in ids:
-            request = self.requests[id]
-            if not request.spec_token_ids:
-                continue
-            settings = _settings(request)
-            drafts = settings is not None and settings.may_draft
-            most = self._wanted.get(id, len(request.spec_token_ids)) if drafts else 0
-            request.spec_token_ids = request.spec_token_ids[:most]
+        _limit_drafts(self.requests, scheduler_output.num_scheduled_tokens, self._wanted)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         report: DraftReport | None = getattr(model_runner_output, REPORT, None)
         if report is not None:
-            self._wanted |= report.wanted
+            self._wanted = {
+                id: places for id, places in ((self._wanted or {}) | report.wanted).items() if id in self.requests
+            }
             reserved = scheduler_output.scheduled_spec_decode_tokens
             # So that vLLM's statistics do not count the places without a draft.
             empty = {id: len(reserved[id]) - drafts for id, drafts in report.verified.items() if id in reserved}
@@ -67,9 +58,7 @@ class AsyncTargetScheduler(ContinuedAnswers, PositionHashing, AsyncScheduler):
             scheduler_output.num_invalid_spec_tokens = {
                 id: count for id, places in empty.items() if (count := max(places, refused.get(id, 0)))
             }
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self._wanted = {id: places for id, places in self._wanted.items() if id in self.requests}
-        return outputs
+        return super().update_from_output(scheduler_output, model_runner_output)
 
 
 def _drop_padding(requests: Any, scheduled: Any) -> None:
@@ -87,14 +76,20 @@ def _drop_padding(requests: Any, scheduled: Any) -> None:
             scheduled.total_num_scheduled_tokens -= padding
 
 
-def _limit_drafts(requests: Any, ids: Any) -> None:
-    """Remove drafts (or their placeholders) beyond the request's limit. The limit is a count, so results stay exact."""
+def _limit_drafts(requests: Any, ids: Any, wanted: Mapping[str, int] | None = None) -> None:
+    """Remove drafts (or their placeholders) beyond the request's limit. The limit is a count, so results stay exact.
+
+    wanted: with remote drafts, the places that requests asked for; a request without a drafter gets none.
+    """
     for id in ids:
         request = requests.get(id)
         if request is None or not request.spec_token_ids:
             continue
-        if (settings := _settings(request)) is not None:
-            request.spec_token_ids = request.spec_token_ids[: settings.max_drafts]
+        settings = _settings(request)
+        most = settings.max_drafts if settings else None
+        if wanted is not None:
+            most = wanted.get(id, most) if settings and settings.may_draft else 0
+        request.spec_token_ids = request.spec_token_ids[:most]
 
 
 def _settings(request: Any) -> DraftSettings | None:

@@ -7,7 +7,7 @@ from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
-from target_service.vllm_backend.continued_answers import answered, continue_in_batch
+from target_service.vllm_backend.continued_answers import continue_in_batch
 from target_service.vllm_backend.kv_connector import read_from_one_thread
 from target_service.vllm_backend.speculation.proposer import RemoteProposer
 from target_service.vllm_backend.speculation.remote_drafts import REPORT
@@ -17,12 +17,8 @@ from vllm_hooks.worker import RestoringWorker
 
 
 class TargetWorker(RestoringWorker):
-    """Adds the remote drafts to both model runners, and continued answers and the CPU workarounds to V1, on every rank.
+    """Adds the remote drafts to both model runners, and continued answers and repairs to V1, on every rank."""
 
-    _answers: the starts of answers that other replicas began, of this step's new requests (V1).
-    """
-
-    _answers: dict[str, list[int]]
     _drafter: RemoteProposer | RemoteSpeculator | None = None
 
     def init_device(self) -> None:
@@ -30,19 +26,15 @@ class TargetWorker(RestoringWorker):
         with remote_speculator() if self.use_v2_model_runner else nullcontext():
             super().init_device()
         if not self.use_v2_model_runner:
-            self._repair_v1()
-        name = "speculator" if self.use_v2_model_runner else "drafter"
-        drafter = getattr(self.model_runner, name, None)
+            if current_platform.is_cpu():
+                repair_kernels(rejection_sampler)
+                repair_rewinding(self.model_runner)
+            if self.vllm_config.speculative_config is not None:
+                apply_to_drafts(self.model_runner)
+        drafter = getattr(self.model_runner, "speculator" if self.use_v2_model_runner else "drafter", None)
         if isinstance(drafter, RemoteProposer | RemoteSpeculator):
             self._drafter = drafter
             drafter.attach(self.model_runner)
-
-    def _repair_v1(self) -> None:
-        if current_platform.is_cpu():
-            repair_kernels(rejection_sampler)
-            repair_rewinding(self.model_runner)
-        if self.vllm_config.speculative_config is not None:
-            apply_to_drafts(self.model_runner)
 
     def load_model(self, **kwargs: Any) -> None:
         super().load_model(**kwargs)
@@ -51,15 +43,10 @@ class TargetWorker(RestoringWorker):
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
-        self._answers = {}
         if not self.use_v2_model_runner:
-            continue_in_batch(self.model_runner, self._answers)
+            continue_in_batch(self.model_runner)
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        if not self.use_v2_model_runner:
-            for new in scheduler_output.scheduled_new_reqs:
-                if answered(new.sampling_params):
-                    self._answers[new.req_id] = new.prefill_token_ids[len(new.prompt_token_ids) :]
         if self._drafter:
             self._drafter.begin_step(scheduler_output)
         return super().execute_model(scheduler_output)

@@ -84,7 +84,7 @@ def test_places_for_drafts_follow_the_report(monkeypatch: pytest.MonkeyPatch) ->
     base = AsyncTargetScheduler.__mro__[1:]
     owner = next(c for c in base if "update_from_output" in vars(c))
     monkeypatch.setattr(owner, "update_from_output", lambda self, scheduled, output: "outputs")
-    scheduler._remote, scheduler._wanted = True, {}
+    scheduler._wanted = {}
     scheduler.requests = {
         "new": request(4),
         "few": request(2),
@@ -95,8 +95,7 @@ def test_places_for_drafts_follow_the_report(monkeypatch: pytest.MonkeyPatch) ->
     def reserved() -> dict[str, int]:
         for one in scheduler.requests.values():
             one.spec_token_ids = [-1] * 4
-        _limit_drafts(scheduler.requests, scheduler.requests)
-        scheduler._reserve(scheduler.requests)
+        _limit_drafts(scheduler.requests, scheduler.requests, scheduler._wanted)
         return {id: len(one.spec_token_ids) for id, one in scheduler.requests.items()}
 
     assert reserved() == {"new": 4, "few": 2, "plain": 0, "alone": 0}
