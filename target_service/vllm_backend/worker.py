@@ -54,7 +54,7 @@ class TargetWorker(RestoringWorker):
     def sample_tokens(self, grammar_output: Any) -> Any:
         output = super().sample_tokens(grammar_output)
         if isinstance(self._drafter, RemoteSpeculator) and isinstance(output, AsyncOutput):
-            setattr(output.model_runner_output, REPORT, self._drafter.report())
+            setattr(output.model_runner_output, REPORT, self._drafter.report)
         return output
 
     def changes_a_layer(self, adapter: int) -> bool:
@@ -64,9 +64,9 @@ class TargetWorker(RestoringWorker):
 
     def draft_stats(self) -> dict[str, Any] | None:
         """The counts of the remote drafts; None without a drafter."""
-        return self._drafter.stats() if self._drafter else None
+        return self._drafter.drafts.stats() if self._drafter else None
 
     def shutdown(self) -> None:
         if self._drafter:
-            self._drafter.shutdown()
+            self._drafter.drafts.shutdown()
         super().shutdown()

@@ -26,10 +26,13 @@ PROPOSER = "target_service.vllm_backend.speculation.proposer.RemoteProposer"
 
 
 class RemoteProposer:
-    """The class that vLLM's runner creates for custom_class (vllm.v1.spec_decode.custom_class_proposer)."""
+    """The class that vLLM's runner creates for custom_class (vllm.v1.spec_decode.custom_class_proposer).
+
+    drafts: works on rank 0 alone.
+    """
 
     def __init__(self, vllm_config: Any) -> None:
-        self._drafts = RemoteDrafts(vllm_config)
+        self.drafts = RemoteDrafts(vllm_config)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's CPU runner calls this for every drafter. The drafting model runs in another process."""
@@ -38,17 +41,14 @@ class RemoteProposer:
         """Set the model runner before the first step. vLLM does not pass it to a proposer."""
         self._runner = runner
         self._group = get_tp_group()
+        self._leads = self._group.rank_in_group == 0
         self._distributions = DraftDistributions(runner)
-
-    @property
-    def _leads(self) -> bool:
-        return bool(self._group.rank_in_group == 0)
 
     def begin_step(self, scheduled: Any) -> None:
         """Process the scheduler's output (vllm.v1.core.sched.output.SchedulerOutput) before the forward."""
         self._distributions.scheduled = scheduled.scheduled_spec_decode_tokens
         if self._leads:
-            self._drafts.begin_step(scheduled)
+            self.drafts.begin_step(scheduled)
 
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
@@ -62,7 +62,7 @@ class RemoteProposer:
                 for row, sampled in enumerate(sampled_token_ids)
                 if sampled
             ]
-            proposals = self._drafts.propose(rows, len(rows))
+            proposals = self.drafts.propose(rows, len(rows))
         # All ranks decide this in the same way, from data that all of them have.
         if self._group.world_size > 1 and not self._runner.input_batch.all_greedy:
             proposals = self._group.broadcast_object(proposals if self._leads else None, src=0)
@@ -72,17 +72,10 @@ class RemoteProposer:
     def _verified(self, row: int, id: str, sampled: list[int], num_tokens: Any, token_ids: Any) -> Verified:
         # vLLM pads a request that joins a decode step with drafts of -1.
         drafts = sum(draft >= 0 for draft in self._distributions.scheduled.get(id, ()))
-        if not self._drafts.follows(id):
+        if not self.drafts.follows(id):
             return Verified(id, drafts, sampled, np.empty(0, np.int32))
         start, end = int(self._runner.input_batch.num_prompt_tokens[row]), int(num_tokens[row])
         return Verified(id, drafts, sampled, token_ids[row, start:end].astype(np.int32))
-
-    def stats(self) -> dict[str, Any]:
-        """Counts since the start, for metrics. Only rank 0 has them."""
-        return self._drafts.stats()
-
-    def shutdown(self) -> None:
-        self._drafts.shutdown()
 
 
 class DraftDistributions:
@@ -107,7 +100,10 @@ class DraftDistributions:
         for row, request_id in enumerate(self._runner.input_batch.req_ids):
             count = metadata.num_draft_tokens[row]
             proposal = proposals.get(request_id) if count else None
-            if proposal is not None and proposal.q_ids.shape[1] and self._verifies(request_id, proposal):
+            scheduled = self.scheduled.get(request_id, [])
+            if proposal is None or not proposal.q_ids.shape[1]:
+                continue
+            if proposal.tokens[: len(scheduled)].tolist() == list(scheduled):
                 sampled.append((starts[row], starts[row] + count, proposal))
         if not sampled:
             return None
@@ -120,10 +116,6 @@ class DraftDistributions:
         probs.scatter_(1, drafts.clamp(min=0)[:, None], certain[:, None])
         probs.view(-1).index_add_(0, entries, q)
         return probs
-
-    def _verifies(self, request_id: str, proposal: Proposal) -> bool:
-        scheduled = self.scheduled.get(request_id, ())
-        return proposal.tokens[: len(scheduled)].tolist() == list(scheduled)
 
 
 def _entries(sampled: list[tuple[int, int, Proposal]], vocabulary: int) -> tuple[Int64Array, Float32Array]:

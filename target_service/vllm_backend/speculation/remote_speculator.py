@@ -59,20 +59,22 @@ def remote_speculator() -> Iterator[None]:
 
 
 class RemoteSpeculator(BaseSpeculator):
-    """The speculator of one rank. vLLM reads `draft_logits` when it verifies."""
+    """The speculator of one rank. vLLM reads `draft_logits` when it verifies.
+
+    drafts: works on rank 0 alone. report: of the step that has just been sampled.
+    """
 
     supports_mm_inputs = False
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         self._device = device
         self._most = vllm_config.speculative_config.num_speculative_tokens
-        self._drafts = RemoteDrafts(vllm_config, ahead=vllm_config.scheduler_config.async_scheduling)
+        self.drafts = RemoteDrafts(vllm_config, ahead=vllm_config.scheduler_config.async_scheduling)
         vocabulary = vllm_config.model_config.get_vocab_size()
         self._logits = DraftLogits(vllm_config.scheduler_config.max_num_seqs, self._most, vocabulary, device)
         self._drafted: dict[str, _Drafted] = {}
         self._proposals: dict[str, Proposal] = {}
-        self._verified: dict[str, int] = {}
-        self._wanted: dict[str, int] = {}
+        self.report = DraftReport({}, {})
         self._proposed_for: list[str] = []
 
     @property
@@ -92,6 +94,7 @@ class RemoteSpeculator(BaseSpeculator):
     def attach(self, runner: Any) -> None:
         """Wrap the runner that created this speculator, before its first step."""
         self._group = get_tp_group()
+        self._leads = self._group.rank_in_group == 0
         sample, self._runner = runner.sample, runner
 
         def sample_with_masked_drafts(hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
@@ -106,10 +109,6 @@ class RemoteSpeculator(BaseSpeculator):
         runner.sample = sample_with_masked_drafts
         runner.take_draft_token_ids = self.take_draft_token_ids
 
-    @property
-    def _leads(self) -> bool:
-        return bool(self._group.rank_in_group == 0)
-
     def begin_step(self, scheduled: Any) -> None:
         """Process the scheduler's output (vllm.v1.core.sched.output.SchedulerOutput) before the forward."""
         for id in scheduled.finished_req_ids:
@@ -123,9 +122,9 @@ class RemoteSpeculator(BaseSpeculator):
             if settings is not None and settings.may_draft:
                 answer = list(new.prefill_token_ids[len(new.prompt_token_ids) :])
                 self._drafted[new.req_id] = _Drafted(params.temperature, answer)
-        self._verified, self._wanted = {}, {}
+        self.report = DraftReport({}, {})
         if self._leads:
-            self._drafts.begin_step(scheduled)
+            self.drafts.begin_step(scheduled)
 
     def _mask(self, batch: Any) -> torch.Tensor | None:
         """Write -1 over the reserved places that have no draft, and return their indices in the step's tokens.
@@ -140,7 +139,7 @@ class RemoteSpeculator(BaseSpeculator):
             proposal = self._proposals.get(id)
             drafts = min(reserved, proposal.tokens.size) if proposal is not None else 0
             if reserved:
-                self._verified[id] = drafts
+                self.report.verified[id] = drafts
             first = int(batch.cu_num_logits_np[row]) + 1
             places += range(first + drafts, first + reserved)
         if not places:
@@ -149,26 +148,8 @@ class RemoteSpeculator(BaseSpeculator):
         batch.input_ids.index_fill_(0, masked, -1)
         return masked
 
-    def propose(
-        self,
-        input_batch: Any,
-        attn_metadata: Any,
-        slot_mappings: Any,
-        last_hidden_states: Any,
-        aux_hidden_states: Any,
-        num_sampled: Any,
-        num_rejected: Any,
-        last_sampled: Any,
-        next_prefill_tokens: Any,
-        temperature: Any,
-        seeds: Any,
-        dp_sync: Any = None,
-        dummy_run: bool = False,
-        skip_attn_for_dummy_run: bool = False,
-        mm_inputs: Any = None,
-        is_profile: bool = False,
-    ) -> torch.Tensor:
-        """int64 [requests, K]: the drafts of each request, filled up with 0."""
+    def propose(self, input_batch: Any, *args: Any, dummy_run: bool = False, **kwargs: Any) -> torch.Tensor:
+        """int64 [requests, K]: the drafts of each request, filled up with 0. Other arguments are for local models."""
         drafts = np.zeros((input_batch.num_reqs, self._most), np.int64)
         rows = {} if dummy_run else self._sampling_rows(input_batch)
         if rows:
@@ -206,26 +187,15 @@ class RemoteSpeculator(BaseSpeculator):
                 new = sampled[:count].tolist()
                 drafted.answer += new
                 answer: Int32Array = np.array(drafted.answer, np.int32)
-                rows.append(Verified(id, self._verified.get(id, 0), new, answer))
-        proposals = self._drafts.propose(rows, int((counts > 0).sum()))
-        self._wanted = self._drafts.wanted(row.id for row in rows)
+                rows.append(Verified(id, self.report.verified.get(id, 0), new, answer))
+        proposals = self.drafts.propose(rows, int((counts > 0).sum()))
+        self.report.wanted.update(self.drafts.wanted(row.id for row in rows))
         return proposals
-
-    def report(self) -> DraftReport:
-        """Of the step that has just been sampled."""
-        return DraftReport(self._verified, self._wanted)
 
     def take_draft_token_ids(self) -> DraftTokenIds:
         """The drafts of the last step, for the scheduler: without async scheduling, and to check them by a grammar."""
         found = [self._proposals.get(id) for id in self._proposed_for]
         return DraftTokenIds(self._proposed_for, [p.tokens.tolist() if p is not None else [] for p in found])
-
-    def stats(self) -> dict[str, Any]:
-        """Counts since the start, for metrics. Only rank 0 has them."""
-        return self._drafts.stats()
-
-    def shutdown(self) -> None:
-        self._drafts.shutdown()
 
 
 class DraftLogits:

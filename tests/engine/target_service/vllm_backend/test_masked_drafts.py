@@ -9,14 +9,14 @@ import torch
 
 from target_service.drafting.session import one_hot
 from target_service.vllm_backend.speculation import remote_speculator
-from target_service.vllm_backend.speculation.remote_speculator import RemoteSpeculator
+from target_service.vllm_backend.speculation.remote_speculator import DraftReport, RemoteSpeculator
 
 A, B, C = 11, 12, 13
 
 
 def speculator(**drafts: list[int]) -> Any:
     found = object.__new__(RemoteSpeculator)
-    vars(found).update(_device=torch.device("cpu"), _verified={})
+    vars(found).update(_device=torch.device("cpu"), report=DraftReport({}, {}))
     found._proposals = {id: one_hot(np.array(tokens, np.int32)) for id, tokens in drafts.items()}
     return found
 
@@ -41,13 +41,13 @@ def test_places_without_a_draft_are_masked() -> None:
     assert masked is not None
     assert masked.tolist() == [5, 8, 9, 12, 13]
     assert [i for i, id in enumerate(step.input_ids.tolist()) if id == -1] == masked.tolist()
-    assert ours._verified == {"a": 2, "b": 1, "d": 0}
+    assert ours.report.verified == {"a": 2, "b": 1, "d": 0}
 
 
 def test_more_drafts_than_places() -> None:
     ours, step = speculator(a=[A, B, C]), batch({"a": 1})
     assert ours._mask(step) is None
-    assert ours._verified == {"a": 1}
+    assert ours.report.verified == {"a": 1}
 
 
 def test_the_mask_is_gone_after_the_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_the_mask_is_gone_after_the_sampling(monkeypatch: pytest.MonkeyPatch) ->
         return SimpleNamespace(sampled_token_ids="tokens"), "counts"
 
     runner = SimpleNamespace(sample=sample)
-    monkeypatch.setattr(remote_speculator, "get_tp_group", lambda: None)
+    monkeypatch.setattr(remote_speculator, "get_tp_group", lambda: SimpleNamespace(rank_in_group=0))
     ours.attach(runner)
     runner.sample(None, step, None)
     assert read[2:] == [102, -1, -1]

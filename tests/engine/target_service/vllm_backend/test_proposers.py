@@ -67,7 +67,7 @@ def test_the_v1_proposer(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = SimpleNamespace(req_ids=ids, num_prompt_tokens=[3, 3], all_greedy=True)
     ours, drafters = proposer.RemoteProposer(config()), Drafters()
     ours.attach(SimpleNamespace(input_batch=batch))
-    ours._drafts._exchange.ask = drafters  # type: ignore[method-assign]
+    ours.drafts._exchange.ask = drafters  # type: ignore[method-assign]
     new = [new_request("drafted", session="s"), new_request("plain", session=None)]
     tokens = np.zeros((2, 16), np.int32)
     tokens[0, :4], tokens[1, :4] = [*PROMPT, 6], [*PROMPT, 6]
@@ -83,10 +83,10 @@ def test_the_v1_proposer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ours.propose([[2], [5]], [8, 5], tokens) == [[], []]
     # The first drafts were the look-ahead tokens.
     assert drafters.asked == [([6, 7, 8, 10], 3)]
-    stats = ours.stats()
+    stats = ours.drafts.stats()
     assert (stats["rounds"], stats["drafts"], stats["accepted"]) == (2, 6, 2)
     assert stats["accepted_per_position"] == [1, 1, 0]
-    ours.shutdown()
+    ours.drafts.shutdown()
 
 
 def v2_batch(ids: list[str], places: dict[str, int]) -> SimpleNamespace:
@@ -104,7 +104,7 @@ def v2_batch(ids: list[str], places: dict[str, int]) -> SimpleNamespace:
 def test_the_v2_speculator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_speculator, "get_tp_group", lambda: GROUP)
     ours, drafters = remote_speculator.RemoteSpeculator(config(), torch.device("cpu")), Drafters()
-    ours._drafts._exchange.ask = drafters  # type: ignore[method-assign]
+    ours.drafts._exchange.ask = drafters  # type: ignore[method-assign]
     sampled: list[tuple[list[list[int]], list[int]]] = [
         ([[6], [6]], [1, 1]),
         ([[7, 8, 10, 0], [9, 0, 0, 0]], [3, 1]),
@@ -125,7 +125,7 @@ def test_the_v2_speculator(monkeypatch: pytest.MonkeyPatch) -> None:
         batch = v2_batch(ids, places)
         runner.sample(None, batch, None)
         drafts = ours.propose(batch, *nothing)
-        return drafts.tolist(), ours.report()
+        return drafts.tolist(), ours.report
 
     drafts, report = run(step({"drafted": 3, "plain": 3}, new=new), {})
     assert drafts == [[7, 8, 9], [0, 0, 0]]
@@ -141,9 +141,9 @@ def test_the_v2_speculator(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.verified == {"drafted": 1}
     # The first drafts were the look-ahead tokens.
     assert drafters.asked == [([6, 7, 8, 10], 3)]
-    stats = ours.stats()
+    stats = ours.drafts.stats()
     assert (stats["rounds"], stats["drafts"], stats["accepted"]) == (2, 4, 2)
-    ours.shutdown()
+    ours.drafts.shutdown()
 
 
 def test_a_dummy_run_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,4 +152,4 @@ def test_a_dummy_run_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     ours.attach(SimpleNamespace(sample=None))
     drafts = ours.propose(v2_batch(["_dummy_req_0"], {}), *[None] * 10, dummy_run=True)
     assert drafts.tolist() == [[0, 0, 0]]
-    ours.shutdown()
+    ours.drafts.shutdown()
