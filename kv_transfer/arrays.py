@@ -32,7 +32,7 @@ def no_scores() -> Float32Array:
 
 
 def is_ascending(positions: Int32Array) -> bool:
-    """Whether `positions` [K] increase strictly. A comparison cannot overflow, unlike a difference."""
+    """Whether `positions` [K] increase strictly."""
     return bool((positions[1:] > positions[:-1]).all())
 
 

@@ -59,10 +59,7 @@ Message = TypeVar("Message")
 
 
 def encode(message: Any) -> bytes:
-    """Encode a message of `messages.py` or `drafts.py`.
-
-    Raises WireError if it cannot be encoded, and MessageSizeError if it is too large.
-    """
+    """The message as bytes. Raises WireError if it has no form on the wire, and MessageSizeError if it is too large."""
     number = _NUMBERS.get(type(message))
     if number is None:
         raise WireError(f"a {type(message).__name__} is not a message")
@@ -78,15 +75,12 @@ def encode(message: Any) -> bytes:
 
 
 def encode_error(error: SkimError) -> bytes:
-    """Encode an error. `decode` raises it again, with the same kind and text."""
+    """The error as bytes. `decode` raises it again, with the same kind and text."""
     return encode(ErrorMessage(error.kind, str(error)))
 
 
 def decode(data: bytes, cls: type[Message]) -> Message:
-    """Decode `data` into a message of type `cls`.
-
-    If `data` holds an error, raises that SkimError. Raises WireError if `data` is anything else.
-    """
+    """The message of type `cls`. Raises the SkimError that came in its place, and WireError for any other bytes."""
     number = _read_header(data)
     found = _TYPES.get(number)
     if found not in (cls, ErrorMessage):

@@ -22,12 +22,8 @@ class Tls(NamedTuple):
     server_name: str | None = None
 
 
-class Certificates(NamedTuple):
-    """The content of the files of a Tls."""
-
-    cert: bytes
-    key: bytes
-    ca: bytes
+Certificates = tuple[bytes, bytes, bytes]
+"""The content of `cert`, `key` and `ca`."""
 
 
 class CertificateFiles(WatchedFiles[Certificates]):
@@ -40,23 +36,26 @@ class CertificateFiles(WatchedFiles[Certificates]):
 
 def client_credentials(files: CertificateFiles) -> grpc.ChannelCredentials:
     """Credentials for one new connection."""
-    now = files.current()
-    return grpc.ssl_channel_credentials(now.ca, now.key, now.cert)
+    cert, key, ca = files.current()
+    return grpc.ssl_channel_credentials(ca, key, cert)
 
 
 def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
     """Credentials that look at the files before each handshake."""
 
     def current() -> grpc.ServerCertificateConfiguration:
-        now = files.current()
-        return grpc.ssl_server_certificate_configuration([(now.key, now.cert)], root_certificates=now.ca)
+        cert, key, ca = files.current()
+        return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
 
     return grpc.dynamic_ssl_server_credentials(current(), current, require_client_authentication=True)
 
 
 def _read(tls: Tls) -> Certificates:
-    """Raises SkimError if a file cannot be read, if they do not fit together, or if they change meanwhile."""
-    certificates = _contents(tls)
+    """Raises SkimError if a file cannot be read, or if they do not fit together."""
+    try:
+        cert, key, ca = (Path(path).read_bytes() for path in (tls.cert, tls.key, tls.ca))
+    except OSError as e:
+        raise SkimError(f"the draft channel cannot read {e.filename} ({e.strerror}): check its tls settings") from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # The password is for keys that are encrypted: gRPC does not take them, and OpenSSL would ask the terminal.
@@ -65,14 +64,4 @@ def _read(tls: Tls) -> Certificates:
     except OSError as e:  # also ssl.SSLError
         reason = getattr(e, "reason", None) or e.strerror or type(e).__name__
         raise SkimError(f"the tls files of the draft channel do not fit together ({reason})") from None
-    if certificates != _contents(tls):
-        raise SkimError("the tls files of the draft channel have changed while they were read")
-    return certificates
-
-
-def _contents(tls: Tls) -> Certificates:
-    path = ""
-    try:
-        return Certificates(*(Path(path := file).read_bytes() for file in tls[:3]))
-    except OSError as e:
-        raise SkimError(f"the draft channel cannot read {path} ({e.strerror}): check its tls settings") from None
+    return cert, key, ca

@@ -31,23 +31,23 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextLayout:
-    """What is known of a prompt of M tokens. Spans are half-open ranges of its tokens; what is not known is empty.
+    """What is known of a prompt of M tokens. Spans are ranges [start, end) of its tokens; what is not known is empty.
 
-    protected: int32 [P, 2], spans that are always kept.
-    rate_spans, rates: int32 [R, 2] and float32 [R], spans that have a keep rate of their own, in (0, 1]. They are
-    sorted and do not overlap. The rest of the prompt is selected by the options.
-    units: int32 [U], the first token of each unit of the text (`granularity: text`), ascending from 0. The edges of
-    protected and rate_spans are among them.
-    indents: int32 [U], the spaces and tabs before the text of the line in which each unit begins.
-    gaps: int32 [U], how far each unit is apart from the one before it, in tokens, besides the tokens of both: at a
-    blank line, in a table, in code. 0 inside a paragraph.
-    words: float32 [U], BM25 of the words in the passage around each unit, for the questions.
-    headings: int32 [U], the unit with the label that names each unit, such as a heading, a tag, the header of a table
-    or the speaker of a turn: an earlier unit, or itself for none. A label may have a label: the heading chain.
-    links: int32 [L, 2], the pairs of units that share an identifier, such as an id or the name of a function. A unit
-    that shares one with a question is paired with itself.
-    questions: int32 [Q, 2], the spans that can be the task of the prompt, wherever they stand. They are sorted and do
-    not overlap. A token's score is the best over them.
+    protected: spans that are always kept.
+    rate_spans, rates: [R, 2] and [R], spans that have a keep rate of their own, in (0, 1], sorted and apart. The
+    options select from the rest of the prompt.
+    units: [U], the first token of each unit of the text (`granularity: text`), ascending from 0. The edges of protected
+    and rate_spans are among them.
+    indents: [U], the spaces and tabs before the text of the line in which each unit begins.
+    gaps: [U], how far each unit is apart from the one before it, in tokens, besides the tokens of both: at a blank
+    line, in a table, in code. 0 inside a paragraph.
+    words: [U], BM25 of the words in the passage around each unit, for the questions.
+    headings: [U], the unit with the label that names each unit, such as a heading, a tag, the header of a table or the
+    speaker of a turn: an earlier unit, or itself for none. A label may have a label: the heading chain.
+    links: [L, 2], the pairs of units that share an identifier, such as an id or the name of a function. A unit that
+    shares one with a question is paired with itself.
+    questions: spans that can be the task of the prompt, wherever they stand, sorted and apart. A token's score is the
+    best over them.
     frame: for `read: windows`; None: the prompt is read as a whole.
     """
 
@@ -64,12 +64,11 @@ class TextLayout:
     frame: Frame | None = None
 
     def __post_init__(self) -> None:
-        for name in ("protected", "links", "questions"):
+        for name in ("protected", "rate_spans", "links", "questions"):
             if (shape := getattr(self, name).shape)[1:] != (2,):
                 raise ValueError(f"{name} must be pairs [N, 2], not {list(shape)}")
-        if self.rate_spans.shape != (self.rates.size, 2) or self.rates.ndim != 1:
-            shapes = f"{list(self.rate_spans.shape)} and {list(self.rates.shape)}"
-            raise ValueError(f"rate_spans and rates must be [R, 2] and [R], not {shapes}")
+        if self.rates.shape != self.rate_spans.shape[:1]:
+            raise ValueError(f"there must be one of rates for each of {len(self.rate_spans)} rate_spans")
 
     def final_questions(self, droppable: npt.NDArray[np.bool_]) -> tuple[Span, ...]:
         """The questions after which nothing may be dropped. Tokens of the others do not see all of it: those

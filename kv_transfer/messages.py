@@ -1,6 +1,5 @@
-"""The messages between router, speculator pool and target pool.
+"""The messages between router, speculator pool and target pool, which `kv_transfer.codec` encodes and decodes.
 
-They are frozen data classes that check their own fields. `kv_transfer.codec` encodes and decodes them.
 Token ids and positions are int32 numpy arrays. Times are milliseconds.
 """
 
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array, is_ascending
+from kv_transfer.arrays import Float32Array, Int32Array, is_ascending, no_numbers
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import DecodeOptions, SelectionOptions
 
@@ -22,10 +21,7 @@ ACCEPTED = b""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionHandle:
-    """Names a session: the KV cache of a prompt, kept for drafting on one speculator replica.
-
-    address: host:port of the replica's draft channel. id: the session's id on that replica.
-    """
+    """Names a session for drafting: `id` on the replica whose draft channel is at `address` (host:port)."""
 
     address: str
     id: str
@@ -35,19 +31,17 @@ class SessionHandle:
 class KeptPrompt:
     """The kept tokens of a prompt, with their original positions: segments in the order in which they are prefilled.
 
-    token_ids: int32 [K]. positions: int32 [K], distinct, in [0, context_length), in any order. A token attends to the
-    tokens that stand before it here, so the order decides what it can use. The positions alone carry the order of the
-    text.
-    context_length: M, the number of tokens of the original prompt; the first decoded token has position M. In reading
-    order (`in_reading_order`) late units have no original positions, and M is larger by their tokens.
-    look_ahead_tokens: int32 [<= look_ahead], the speculator's own continuation; the target uses it as the first drafts.
-    A dense prompt has the positions 0, 1, ..., M - 1 in this order.
+    token_ids: int32 [K]. positions: int32 [K], distinct, in [0, context_length), in any order: they alone carry the
+    order of the text. A token attends to the tokens that stand before it here.
+    context_length: M, the tokens of the original prompt; the first decoded token has position M. In reading order
+    (`in_reading_order`) late units have no original positions, and M is larger by their tokens.
+    look_ahead_tokens: int32 [<= look_ahead], the speculator's own continuation, which are the first drafts.
     """
 
     token_ids: Int32Array
     positions: Int32Array
     context_length: int
-    look_ahead_tokens: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    look_ahead_tokens: Int32Array = field(default_factory=no_numbers)
     session: SessionHandle | None = None
 
     def __post_init__(self) -> None:
@@ -63,7 +57,7 @@ class KeptPrompt:
 
     @classmethod
     def dense(cls, token_ids: npt.ArrayLike) -> "KeptPrompt":
-        """The whole prompt: every token is kept."""
+        """The whole prompt, at the positions 0, 1, ..., M - 1."""
         ids = np.asarray(token_ids, np.int32)
         return cls(ids, np.arange(ids.size, dtype=np.int32), int(ids.size))
 
@@ -77,11 +71,10 @@ class KeptPrompt:
     def in_reading_order(self, limit: int) -> "KeptPrompt":
         """This prompt with positions that ascend in the order in which the tokens are read.
 
-        A late unit is read after text of higher positions. Models are trained on text in order and misread it. So each
-        run of such tokens takes the positions of what follows it, as a quotation there would, and all that follows
-        stands so many positions higher. A prefix keeps its positions when text is appended, so a cache finds it again.
-        limit: the largest context_length; a prompt that would need more is returned as it is, and so is one that ends
-        with such a run.
+        Models misread a late unit, which is read after text of higher positions. So each run of such tokens takes the
+        positions of what follows it, as a quotation there would, and all that follows stands so many positions higher.
+        A prefix keeps its positions when text is appended, so a cache finds it again. A prompt that would need more
+        than `limit` positions, or that ends with such a run, is returned as it is.
         """
         late = self.positions < np.maximum.accumulate(self.positions)
         moved = np.cumsum(late)
@@ -107,9 +100,9 @@ class KeptPrompt:
 class Envelope:
     """What a request to a pool says besides its work.
 
-    trace: headers that continue the request's trace (traceparent, tracestate, x-request-id); None: not traced.
+    trace: headers that continue the request's trace (traceparent, tracestate, x-request-id), if it is traced.
     affinity: names the prompt's prefix; requests with the same name prefer the same replicas. Empty: no preference.
-    timeout_ms: milliseconds until the request's deadline, when the message is sent; None: no deadline.
+    timeout_ms: until the request's deadline, when the message is sent.
     """
 
     trace: Mapping[str, str] | None = None
@@ -121,8 +114,7 @@ class Envelope:
 class SelectRequest:
     """Router to speculator: score this prompt and choose the tokens to keep.
 
-    token_ids: int32 [M]. layout: of the prompt.
-    return_importance: return the M token scores too (for the explain view and `skim select`).
+    token_ids: int32 [M]. return_importance: return the M token scores too (for the explain view and `skim select`).
     cache_salt: prompts with different salts share no cached KV (vLLM's prefix-cache isolation).
     decode: options of the session to keep for drafting; None keeps no session.
     """
@@ -155,10 +147,10 @@ class SelectRequest:
 class Selection:
     """Speculator to router: the kept prompt, and how it was selected.
 
-    importance: float32 [M] if the request set return_importance, else None. coverage: the kept share of the total
-    importance, 0 to 1. timings: milliseconds by part: queue, speculate, select. reused_tokens: leading kept tokens that
-    stand in the kept prompt of an earlier request, in the same order. cached_tokens: as in Scores.
-    unit_scores: float32 [U], the mean importance of each unit (`TextLayout.unit_starts`); None: not known.
+    coverage: the kept share of the total importance, 0 to 1. importance: float32 [M], if the request set
+    return_importance. timings: by part: queue, speculate, select. reused_tokens: leading kept tokens that stand in the
+    kept prompt of an earlier request, in the same order. cached_tokens: as in Scores. unit_scores: float32 [U], the
+    mean importance of each unit (`TextLayout.unit_starts`), if known.
     """
 
     kept: KeptPrompt
@@ -192,11 +184,11 @@ ADAPTER = "adapter"
 class GenerateRequest:
     """Router to target: decode from this kept prompt.
 
-    sampling: the fields of vLLM's SamplingParams that differ from their defaults, as builtins. Other engines read the
-    few fields that they support and refuse the rest. cache_salt: as in SelectRequest. engine_args: ADAPTER, and further
-    keyword arguments of vLLM's `AsyncLLM.generate` (trace_headers, reasoning_ended, ...); other engines ignore them.
-    prefill_only, kv_blocks: the two legs of a split target. The prefill leg has prefill_only set and returns where the
-    KV blocks are (`GenerateOutput.kv_blocks`). The decode leg gets these kv_blocks and produces the answer.
+    sampling: the fields of vLLM's SamplingParams that differ from their defaults, as builtins. cache_salt: as in
+    SelectRequest. engine_args: ADAPTER, and further keyword arguments of vLLM's `AsyncLLM.generate` (trace_headers,
+    reasoning_ended, ...).
+    prefill_only, kv_blocks: the two legs of a split target. The prefill leg returns where the KV blocks are
+    (`GenerateOutput.kv_blocks`), the decode leg gets them and produces the answer.
     answered: the last `answered` tokens of the prompt are the start of the answer, which the client already has. They
     count as output tokens for sampling and for max_tokens. The outputs hold only what follows them.
     scored: the first output has the log probabilities of so many last tokens of a dense prompt. Unlike for
@@ -209,7 +201,7 @@ class GenerateRequest:
     priority: int = 0
     cache_salt: str | None = None
     engine_args: Mapping[str, Any] = field(default_factory=dict)
-    decode: DecodeOptions = field(default_factory=lambda: DecodeOptions())
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
     prefill_only: bool = False
     kv_blocks: Mapping[str, Any] | None = None
     envelope: Envelope = field(default_factory=Envelope)
@@ -226,21 +218,10 @@ class GenerateRequest:
 
     def prompt_and_answer(self) -> tuple[KeptPrompt, Int32Array]:
         """The prompt without the start of the answer, and the start of the answer."""
-        if not self.answered:
-            return self.prompt, np.empty(0, np.int32)
-        prompt, begin = self.prompt, self.prompt.token_ids.size - self.answered
-        first = replace(
-            prompt,
-            token_ids=prompt.token_ids[:begin],
-            positions=prompt.positions[:begin],
-            context_length=prompt.context_length - self.answered,
-        )
-        return first, prompt.token_ids[begin:]
-
-
-def is_seeded(sampling: Mapping[str, Any]) -> bool:
-    """Whether a seed decides the answer. A greedy answer has no need of it. sampling: as in GenerateRequest."""
-    return sampling.get("seed") is not None and (sampling.get("temperature", 1.0) or 0.0) > 0
+        ids, positions = self.prompt.token_ids, self.prompt.positions
+        begin, context = ids.size - self.answered, self.prompt.context_length - self.answered
+        prompt = replace(self.prompt, token_ids=ids[:begin], positions=positions[:begin], context_length=context)
+        return prompt, ids[begin:]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -277,7 +258,7 @@ class GenerateOutput:
     prompt_logprobs: per prompt token (None for the first), only for dense requests that set it; or per `scored` token,
     None if not all of them were computed.
     cached_tokens: prompt tokens whose KV came from the prefix cache or from another engine. created_tokens: those that
-    were computed and written to the prefix cache. timings: milliseconds by part (queue, prefill), on the first output.
+    were computed and written to the prefix cache. timings: by part (queue, prefill), on the first output.
     kv_blocks: where the KV blocks are, on the last output of a prefill leg. An unfinished output with prompt_logprobs
     alone is a piece of the next one (`kv_transfer.reply_pieces`).
     """
@@ -289,7 +270,3 @@ class GenerateOutput:
     timings: Mapping[str, float] = field(default_factory=dict)
     kv_blocks: Mapping[str, Any] | None = None
     created_tokens: int = 0
-
-    @property
-    def is_piece(self) -> bool:
-        return not self.completions and not self.finished and self.prompt_logprobs is not None

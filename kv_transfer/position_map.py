@@ -1,9 +1,9 @@
 """The original position of each slot of a compact KV cache.
 
-An engine that prefills K of M tokens stores them in slots 0..K-1, in the order of the prompt, but applies the rotary
-embedding of their original positions. A model runner needs only the offsets: `offset[i] = kept[i] - i` inside the
-prompt, and the constant `M - K` after it. The same offsets hold for decoding, for the verification of drafts, and after
-preemption (Speculative Prefill, arXiv 2502.02789, section 3.3). Imports numpy only.
+An engine that prefills K of M tokens stores them in slots 0..K-1, but applies the rotary embedding of their original
+positions. A model runner needs only the offsets: `offset[i] = kept[i] - i` inside the prompt, and the constant `M - K`
+after it, also for decoding, for the verification of drafts, and after preemption (Speculative Prefill, arXiv
+2502.02789, section 3.3).
 """
 
 import struct

@@ -33,7 +33,7 @@ class PieceJoiner:
 
     def add(self, message: GenerateOutput) -> GenerateOutput | None:
         """The output that ends with this message; None if more of it follows."""
-        if message.is_piece:
+        if not message.completions and not message.finished and message.prompt_logprobs is not None:
             self._held += message.prompt_logprobs or []
             return None
         if not self._held:

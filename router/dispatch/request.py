@@ -12,7 +12,7 @@ from typing import Any
 
 from kv_transfer.drafts import UNDRAFTED
 from kv_transfer.layout import TextLayout
-from kv_transfer.messages import Envelope, GenerateRequest, KeptPrompt, is_seeded
+from kv_transfer.messages import Envelope, GenerateRequest, KeptPrompt
 from kv_transfer.options import DecodeOptions
 from router.admission.api_keys import Caller
 from router.decision.choice import Decision
@@ -55,8 +55,10 @@ class Request:
         A seeded prompt gets no drafts unless the client asks for some: which tokens are drafted in time, and accepted,
         decides which random numbers are used.
         """
-        seeded = is_seeded(sampling) and not self.decode_is_explicit
-        return self.decode.model_copy(update={"method": "none"}) if seeded else self.decode
+        sampled = (sampling.get("temperature", 1.0) or 0.0) > 0
+        if sampled and sampling.get("seed") is not None and not self.decode_is_explicit:
+            return self.decode.model_copy(update={"method": "none"})
+        return self.decode
 
     def salt(self, sent: str | None, adapter: str | None = None) -> str | None:
         """The cache salt for the engines. sent: the client's own. adapter: the name of the one that answers; no adapter
