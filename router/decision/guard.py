@@ -46,6 +46,8 @@ _SHORT_FORMS = re2.compile(
     r"|(?:摘要|总结|總結|要約|요약)[\s:\x{ff1a}]*$"
 )
 """A word in place of a sentence, of which the classifier has too few n-grams."""
+_LABEL = re2.compile(r"(?m)(^|[.!?])[ \t]*[\pL\pM]+:[ \t]+")
+"""A word before a colon, at the beginning of a sentence."""
 
 
 def acts(options: PrefillOptions, *, has_keep_fields: bool) -> bool:
@@ -56,12 +58,13 @@ def acts(options: PrefillOptions, *, has_keep_fields: bool) -> bool:
 def needs_whole_text(task: str) -> bool:
     """Whether a task needs the whole text. The options of a question of choice do not count.
 
-    Besides the task as it is, the classifier reads requests before the colon of a line, which has the text behind it.
+    The classifier reads it without labels such as `Question:`, and besides the requests before the colon of a line,
+    which has the text behind it.
     """
-    task = without_options(task)
-    clauses = (line.partition(":")[0] for line in task.replace("\uff1a", ":").split("\n"))
+    task = without_options(task).replace("\uff1a", ":")
+    clauses = (line.partition(":")[0] for line in task.split("\n"))
     requests = "\n".join(clause for clause in clauses if asks(clause, 0, len(clause)))
-    return bool(_SHORT_FORMS.search(task)) or max(whole_text_score(task), whole_text_score(requests)) > 0
+    return bool(_SHORT_FORMS.search(task)) or max(map(whole_text_score, (_LABEL.sub(r"\1 ", task), requests))) > 0
 
 
 def says_how_much(options: PrefillOptions) -> bool:

@@ -41,6 +41,7 @@ NEEDLE = "What is the price of the golden kettle?"
         "How many of the orders are late?",
         "Question: List the cities with an office. Answer with the names only.",
         "Repeat section 4 word for word.",
+        "Question: How many times did the bell of the square ring? Answer with one number in digits.",
         "TL;DR:",
         "A text.\nSummary:",
         "Below are the notes of a meeting.\nI need a German version of this.\nAnswer briefly.",
