@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from cluster.commands.keep_rate import KeepRate, keep_rate_value
+from cluster.commands.flags import KeepRate, keep_rate_value
 from cluster.commands.select import highlight_kept
 from cluster.config.load import config_from_flags
 from cluster.config.schema import DeploymentConfig

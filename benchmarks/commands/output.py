@@ -24,7 +24,7 @@ PlotFile = Annotated[
 
 @dataclass(frozen=True)
 class Files:
-    """Where a result goes: a group of options (`cluster.commands.grouped`)."""
+    """Where a result goes: a group of options (`cluster.commands.flags`)."""
 
     json_file: JsonFile = None
     plot_file: PlotFile = None

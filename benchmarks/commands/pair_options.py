@@ -1,6 +1,6 @@
 """Options of the commands that start a target and a speculator: their types, texts and limits.
 
-The classes are groups of options (`cluster.commands.grouped`).
+The classes are groups of options (`cluster.commands.flags`).
 """
 
 from dataclasses import dataclass, replace

@@ -17,14 +17,14 @@ from benchmarks.commands.pair_options import (
     IgnoreEos,
     KeepRate,
 )
-from cluster.commands.grouped import grouped
+from cluster.commands.flags import grouped
 from kv_transfer.options import MAX_LOOK_AHEAD
 from skim_common.errors import SkimError
 
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """A group of options (`cluster.commands.grouped`)."""
+    """A group of options (`cluster.commands.flags`)."""
 
     prompts: Annotated[int, typer.Option(min=1, help="Number of prompts per round and mode.")] = 16
     batch: Annotated[int, typer.Option(min=1, help="Number of requests that run at the same time.")] = 1
@@ -76,7 +76,7 @@ def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class AcceptanceOptions:
-    """A group of options (`cluster.commands.grouped`)."""
+    """A group of options (`cluster.commands.flags`)."""
 
     prompts: Annotated[int, typer.Option(min=1, help="Number of prompts per length.")] = 16
     prompt_tokens: Annotated[str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens.")] = (

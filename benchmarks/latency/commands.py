@@ -15,8 +15,7 @@ from benchmarks.commands.pair_options import (
     Speculator,
     Target,
 )
-from cluster.commands.grouped import grouped
-from cluster.commands.keep_rate import keep_rate_value
+from cluster.commands.flags import grouped, keep_rate_value
 from skim_common.errors import SkimError
 from skim_common.models.source import located
 
@@ -54,7 +53,7 @@ def ttft(
 
 @dataclass(frozen=True)
 class TurnsOptions:
-    """A group of options (`cluster.commands.grouped`)."""
+    """A group of options (`cluster.commands.flags`)."""
 
     document_tokens: Annotated[
         int, typer.Option(min=1200, help="Length of the first prompt, in tokens of the demo pair.")

@@ -18,7 +18,7 @@ from benchmarks.commands.pair_options import (
     Speculator,
     Target,
 )
-from cluster.commands.grouped import grouped
+from cluster.commands.flags import grouped
 from cluster.json_file import write_json
 from skim_common.errors import SkimError
 from skim_common.models.source import located
@@ -26,7 +26,7 @@ from skim_common.models.source import located
 
 @dataclass(frozen=True)
 class GoodputOptions:
-    """A group of options (`cluster.commands.grouped`)."""
+    """A group of options (`cluster.commands.flags`)."""
 
     target_layers: Annotated[int, typer.Option(min=1, help="Number of layers of the default target.")] = 6
     prompt_tokens: Annotated[int, typer.Option(min=1200, help="Prompt length in tokens.")] = 4096
@@ -111,7 +111,7 @@ def hostile(
 
 @dataclass(frozen=True)
 class CpuOptions:
-    """A group of options (`cluster.commands.grouped`)."""
+    """A group of options (`cluster.commands.flags`)."""
 
     prompt_tokens: Annotated[int, typer.Option(min=1200, help="Length of the first prompt in tokens.")] = 2048
     answer_tokens: Annotated[int, typer.Option(min=2, help="Number of tokens per answer.")] = 16
@@ -135,7 +135,7 @@ def cpu(pair: DemoPair, options: CpuOptions, files: Files) -> None:
 
 @dataclass(frozen=True)
 class InterferenceOptions:
-    """A group of options (`cluster.commands.grouped`)."""
+    """A group of options (`cluster.commands.flags`)."""
 
     streams: Annotated[int, typer.Option(min=1, help="Streams that decode.")] = 1
     prompts: Annotated[int, typer.Option(min=1, help="Cold prompts that arrive together.")] = 2
@@ -179,7 +179,7 @@ def _positive(text: str, option: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """A group of options (`cluster.commands.grouped`)."""
+    """A group of options (`cluster.commands.flags`)."""
 
     documents: Annotated[int, typer.Option(min=1, help="Number of documents.")] = 8
     questions: Annotated[int, typer.Option(min=1, help="Number of rows about each document.")] = 6

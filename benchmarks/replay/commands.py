@@ -12,12 +12,12 @@ from benchmarks.commands.pair_options import (
     KeepRate,
     PairOrRandom,
 )
-from cluster.commands.grouped import grouped
+from cluster.commands.flags import grouped
 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """A group of options (`cluster.commands.grouped`)."""
+    """A group of options (`cluster.commands.flags`)."""
 
     trace: Annotated[
         Path | None,

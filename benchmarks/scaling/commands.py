@@ -7,12 +7,12 @@ import typer
 
 from benchmarks.commands.output import Files, measure
 from benchmarks.commands.pair_options import DemoPair
-from cluster.commands.grouped import grouped
+from cluster.commands.flags import grouped
 
 
 @dataclass(frozen=True)
 class ScaleOptions:
-    """A group of options (`cluster.commands.grouped`)."""
+    """A group of options (`cluster.commands.flags`)."""
 
     routers: Annotated[int, typer.Option(min=1, help="Number of router replicas.")] = 1
     speculators: Annotated[int, typer.Option(min=1, help="Largest number of speculator replicas.")] = 4

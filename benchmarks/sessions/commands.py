@@ -9,13 +9,13 @@ import typer
 from benchmarks.commands.lists import values
 from benchmarks.commands.output import Files, measure
 from benchmarks.commands.pair_options import PairOrRandom
-from cluster.commands.grouped import grouped
+from cluster.commands.flags import grouped
 from skim_common.errors import SkimError
 
 
 @dataclass(frozen=True)
 class SessionsOptions:
-    """A group of options (`cluster.commands.grouped`), of both parts."""
+    """A group of options (`cluster.commands.flags`), of both parts."""
 
     traces: Annotated[
         Path | None,

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import SecretStr
-from rich.console import Console
 
-from cluster.commands.grouped import grouped
+from cluster.commands.flags import grouped
+from cluster.commands.output import progress
 from skim_common.errors import SkimError
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 FOLDER_VARIABLE = "SKIM_BATCH_DIR"
 PROGRESS_S = 5.0
 """A progress line is printed at most so often, and at the end."""
-
-console = Console(stderr=True, highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ def batch(
         raise SkimError(f"batch jobs need {', '.join(missing)}: install Skim with its extra `batch`")
 
     def print_line(line: str) -> None:
-        console.print(line, markup=False, soft_wrap=True)
+        progress.print(line, markup=False, soft_wrap=True)
 
     if dry_run:
         if check_input(options.input, print_line)[1].unusable:
@@ -122,21 +120,21 @@ def run_batch(options: BatchOptions, print_line: PrintLine) -> None:
         return
     done = journal.done()
     left = [part for part in plan.parts if part.index not in done]
-    progress = Progress(plan.rows, plan.rows - sum(part.rows for part in left), print_line)
-    print_line(f"Writing {output}" + (f": {progress.done} rows are already done" if progress.done else ""))
+    counted = Progress(plan.rows, plan.rows - sum(part.rows for part in left), print_line)
+    print_line(f"Writing {output}" + (f": {counted.done} rows are already done" if counted.done else ""))
     # The pools stop after the output is joined: stopping takes seconds.
     with ExitStack() as stack:
         try:
             if left:
                 batch_id = plan.fingerprint[:12]
                 url = stack.enter_context(_endpoint(options, batch_id, print_line))
-                _answer(options, url, batch_id, (source, output), left, progress)
+                _answer(options, url, batch_id, (source, output), left, counted)
         except (SystemExit, KeyboardInterrupt):
-            print_line(f"Stopped with {progress.done} of {plan.rows} rows done: run the same command to continue")
+            print_line(f"Stopped with {counted.done} of {plan.rows} rows done: run the same command to continue")
             raise
         except SkimError as error:
             raise SkimError(
-                f"{error}; {progress.done} of {plan.rows} rows are done: run the same command to continue"
+                f"{error}; {counted.done} of {plan.rows} rows are done: run the same command to continue"
             ) from error
         if (totals := journal.finish(plan.parts)) is None:
             print_line(f"{output} has been finished by another job of this batch")
@@ -157,7 +155,7 @@ def _answer(
     batch_id: str,
     files: tuple[str, str],
     parts: "list[Part]",
-    progress: "Progress",
+    counted: "Progress",
 ) -> None:
     """Answer all rows of `parts` by the endpoint at `url`. files: input and output."""
     import ray
@@ -169,15 +167,15 @@ def _answer(
     key = SecretStr(os.environ.get(KEY_VARIABLE, "none"))
     endpoint = worker.Endpoint(url, key, options.max_retries, options.timeout_s)
     asyncio.run(worker.check_endpoint(endpoint))
-    progress.print_line(f"Sending {sum(part.rows for part in parts)} rows to {url}")
-    progress.start = time.monotonic()  # of the rates; the time before was start-up
+    counted.print_line(f"Sending {sum(part.rows for part in parts)} rows to {url}")
+    counted.start = time.monotonic()  # of the rates; the time before was start-up
     here = any(map(is_local, files)) or is_loopback(url)
     node = ray.get_runtime_context().get_node_id() if here else None
     settings = worker.WorkerSettings(*files, endpoint, options.concurrency, batch_id)
     for report in worker.answer_parts(settings, parts, node):
         if report.failure:
             raise SkimError(report.failure)
-        progress.add(report)
+        counted.add(report)
 
 
 @contextmanager

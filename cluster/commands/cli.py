@@ -6,19 +6,17 @@ import signal
 import sys
 import threading
 import traceback
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from cluster.commands import config as config_commands
-from cluster.commands.grouped import grouped
-from cluster.commands.keep_rate import KeepRate, keep_rate_value
+from cluster.commands.flags import KeepRate, keep_rate_value
 from cluster.commands.keys import app as key_commands
 from cluster.commands.lazy import lazy_group
+from cluster.commands.output import print_line, progress
 from cluster.commands.plan import app as plan_commands
 from skim_common.errors import SkimError
 from skim_common.proxies import call_directly
@@ -60,7 +58,6 @@ app.add_typer(config_commands.app, name="config", rich_help_panel="Deployment fi
 app.command(rich_help_panel="Deployment files")(config_commands.manifests)
 app.add_typer(plan_commands, name="plan", rich_help_panel="Deployment files")
 app.add_typer(key_commands, name="keys", rich_help_panel=SERVING)
-console = Console(stderr=True, highlight=False)
 _shows_traces = False
 """Set by `--verbose`."""
 
@@ -104,7 +101,7 @@ def _print_error(error: Exception, sentence: str = "") -> None:
     """sentence: the error's own text by default."""
     if _shows_traces:
         traceback.print_exception(error)
-    console.print(f"[bold red]skim:[/] {escape(sentence or str(error))}", soft_wrap=True)
+    progress.print(f"[bold red]skim:[/] {escape(sentence or str(error))}", soft_wrap=True)
 
 
 def _named(error: Exception) -> str:
@@ -136,24 +133,12 @@ def skim(
 ) -> None: ...
 
 
-@dataclass(frozen=True)
-class RouterFlags:
-    """Settings of the deployment's `router`."""
-
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None
-    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None
-    select_only: Annotated[
-        bool | None, typer.Option("--select-only", help="No target: MODEL is the speculator, for /v1/select alone.")
-    ] = None
-
-
 @app.command(
     rich_help_panel=SERVING,
     context_settings={"ignore_unknown_options": True},
     epilog="After these, every flag of `vllm serve` as vLLM has it (`vllm serve --help=all`): for the target and the "
     "endpoint as --FLAG, for the speculator as --speculator.FLAG.",
 )
-@grouped
 def serve(
     ctx: typer.Context,
     words: Annotated[
@@ -169,8 +154,11 @@ def serve(
     keep_rate: KeepRate = None,
     look_ahead: Annotated[int | None, typer.Option(help="Tokens decoded ahead whose queries score, 0 to 64.")] = None,
     tensor_parallel: Annotated[int | None, typer.Option(help="GPUs (or CPU sockets) per target replica.")] = None,
-    *,
-    router: RouterFlags,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    select_only: Annotated[
+        bool | None, typer.Option("--select-only", help="No target: MODEL is the speculator, for /v1/select alone.")
+    ] = None,
     address: Annotated[
         str | None,
         typer.Option(help="Ray cluster to join; 'auto' is the one on this machine. Default: a new one."),
@@ -187,25 +175,27 @@ def serve(
     what, flags = read_words(words or [], [flag for option in ctx.command.params for flag in option.opts])
     config = Path(what) if what is not None and what.endswith((".yaml", ".yml")) else None
     if what is not None and config is None:
-        name, given = ("speculator", speculator) if router.select_only else ("target", target)
+        name, given = ("speculator", speculator) if select_only else ("target", target)
         if given is not None:
             raise SkimError(f"the {name} is given twice: {what} and --{name} {given}; keep one of them")
-        target, speculator = (target, Path(what)) if router.select_only else (Path(what), speculator)
+        target, speculator = (target, Path(what)) if select_only else (Path(what), speculator)
     deployment = config_from_flags(
         config,
         {
-            **({"target": {}} if router.select_only else {}),  # the file's
+            **({"target": {}} if select_only else {}),  # the file's
             # Other engines know other options than the file's vLLM.
             **({"target.engine_options": {}, "speculator.engine_options": {}} if engine not in (None, "vllm") else {}),
             **flags,
             "target.model": target,
             **({} if tensor_parallel is None else {"target.tensor_parallel": tensor_parallel}),
-            "target.engine": None if router.select_only else engine,
+            "target.engine": None if select_only else engine,
             "speculator.model": speculator,
             "speculator.engine": engine,
             "selection.keep_rate": keep_rate_value(keep_rate),
             "selection.look_ahead": look_ahead,
-            **{f"router.{name}": value for name, value in asdict(router).items() if value is not None},
+            "router.host": host,
+            "router.port": port,
+            "router.select_only": select_only,
         },
     )
     from cluster.serve.front_process import begin_check
@@ -214,16 +204,16 @@ def serve(
     from cluster.serve.deployment import deployed
     from cluster.serve.status import Changes, RayGoneError, watch
 
-    console.print(f"Starting [bold]{deployment.served_model_name}[/]: {', '.join(deployment.pools)}, router")
+    progress.print(f"Starting [bold]{deployment.served_model_name}[/]: {', '.join(deployment.pools)}, router")
     try:
-        with deployed(deployment, address=address, progress=lambda line: console.print(f"  {line}")) as url:
+        with deployed(deployment, address=address, progress=lambda line: progress.print(f"  {line}")) as url:
             stop = threading.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 # Only now: starting Ray installs handlers of its own.
                 signal.signal(number, lambda *_: stop.set())
             _announce(url, deployment, " (Ctrl-C stops it)")
-            watch(stop, Changes(lambda line: console.print(f"  {line}", markup=False, soft_wrap=True)))
-            console.print("Stopping: running answers are finished first")
+            watch(stop, Changes(lambda line: progress.print(f"  {line}", markup=False, soft_wrap=True)))
+            progress.print("Stopping: running answers are finished first")
     except RayGoneError as error:
         _print_error(error)
         raise typer.Exit(1) from None
@@ -245,7 +235,7 @@ def deploy(
     begin_check(deployment)  # it runs beside these imports
     from cluster.serve.deployment import deploy
 
-    url = deploy(deployment, address, progress=lambda line: console.print(f"  {line}"))
+    url = deploy(deployment, address, progress=lambda line: progress.print(f"  {line}"))
     _announce(url, deployment)
 
 
@@ -254,9 +244,19 @@ def status(
     address: Annotated[str, typer.Option(help="The Ray cluster; 'auto' is the one on this machine.")] = "auto",
 ) -> None:
     """Say of each pool and of the router what runs, and why a pool is down; exit code 1 if one is."""
-    from cluster.commands.status import run_status
+    import ray
 
-    if not run_status(address):
+    from cluster.serve.ray_cluster import join_ray
+    from cluster.serve.status import running_parts
+
+    join_ray(address)
+    try:
+        parts = running_parts(address)
+    finally:
+        ray.shutdown()
+    for part in parts:
+        print_line(part.line)
+    if any(part.reason for part in parts):
         raise typer.Exit(1)
 
 
@@ -264,6 +264,6 @@ def _announce(url: str, config: "DeploymentConfig", how_it_stops: str = "") -> N
     chat = "chat/completions", {"messages": [{"role": "user", "content": "..."}]}
     path, asked = ("select", {"text": "...", "question": "..."}) if config.router.select_only else chat
     body = json.dumps({"model": config.served_model_name, **asked})
-    console.print(f"\nReady at [bold]{url}/v1[/]{how_it_stops}\n")
+    progress.print(f"\nReady at [bold]{url}/v1[/]{how_it_stops}\n")
     curl = f"  curl {url}/v1/{path} -H 'content-type: application/json' \\\n    -d '{body}'\n"
-    console.print(curl, markup=False, soft_wrap=True)
+    progress.print(curl, markup=False, soft_wrap=True)

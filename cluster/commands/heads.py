@@ -1,20 +1,17 @@
 """`skim heads`."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from cluster.commands.selection_flags import quick_start, read_options
+from cluster.commands.flags import quick_start, read_options
+from cluster.commands.output import console, print_line
 from skim_common.errors import SkimError
 from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model
 from skim_common.models.source import located
-
-if TYPE_CHECKING:
-    from speculator_service.scoring.heads import HeadProfile
 
 
 def heads(
@@ -36,42 +33,32 @@ def heads(
 
     A speculator that starts finds them by itself. This command is for a file that other machines get.
     """
-    from rich.console import Console
     from rich.progress import Progress
 
+    from speculator_service.factory import create_engine
     from speculator_service.scoring.heads import save, saved_file
+    from speculator_service.start.find_heads import find_heads
 
-    console, options = Console(highlight=False), read_options(speculator_options, "--speculator-options")
+    options = quick_start("vllm") | read_options(speculator_options, "--speculator-options")
     if output is None:
         saved_file("")  # a user without a home is told before the work
+    place = located(str(model), Path.cwd())
+    model_fingerprint(inspect_model(place, engine="vllm"))
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("starting the speculator", total=None)
-        profile = run(
-            located(str(model), Path.cwd()),
-            options,
-            lambda done, of: bar.update(task, completed=done, total=of, description="reading prompts"),
-        )
+
+        def show(done: int, of: int) -> None:
+            bar.update(task, completed=done, total=of, description="reading prompts")
+
+        engine = create_engine("vllm", place, options=options)
+        try:
+            profile = asyncio.run(find_heads(engine, place, show))  # type: ignore[arg-type]  # vLLM's engine
+        finally:
+            engine.close()
+    if profile is None:
+        raise SkimError(f"no heads of {model} find what a question asks for, so it has no head profile")
     file = output or saved_file(profile.fingerprint)
     save(profile, file)
     found = ", ".join(f"({head.layer}, {head.head}) {head.weight:g}" for head in profile.heads)
-    console.print(f"Heads of {profile.model} (layer, head) with their weights: {found}", markup=False)
-    console.print(f"Wrote {file}", markup=False, soft_wrap=True)
-
-
-def run(model: str, options: dict[str, Any], progress: Callable[[int, int], None]) -> "HeadProfile":
-    """The profile of a model, by vLLM's engine with these options. Raises SkimError, also if no heads are good enough.
-
-    progress: as in `find_heads`.
-    """
-    from speculator_service.factory import create_engine
-    from speculator_service.start.find_heads import find_heads
-
-    model_fingerprint(inspect_model(model, engine="vllm"))
-    engine = create_engine("vllm", model, options={**quick_start("vllm"), **options})
-    try:
-        profile = asyncio.run(find_heads(engine, model, progress))  # type: ignore[arg-type]  # vLLM's engine
-    finally:
-        engine.close()
-    if profile is None:
-        raise SkimError(f"no heads of {model} find what a question asks for, so it has no head profile")
-    return profile
+    print_line(f"Heads of {profile.model} (layer, head) with their weights: {found}")
+    print_line(f"Wrote {file}")

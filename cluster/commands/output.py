@@ -6,6 +6,8 @@ from typing import Any
 from rich.console import Console
 
 console = Console(highlight=False)
+progress = Console(stderr=True, highlight=False)
+"""Standard error: what a command does, beside its result."""
 
 
 def print_line(line: str) -> None:

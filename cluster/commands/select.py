@@ -9,11 +9,10 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 import typer
-from rich.console import Console
 from rich.text import Text
 
-from cluster.commands.grouped import grouped
-from cluster.commands.selection_flags import SelectionFlags
+from cluster.commands.flags import SelectionFlags, grouped
+from cluster.commands.output import console, progress
 from cluster.json_file import read_json, read_text
 from router.prompt.contents import Messages
 from router.prompt.rendered import RenderedPrompt
@@ -31,9 +30,6 @@ HTTP_TIMEOUT_S = 30.0
 Speculator = typer.Option(metavar="MODEL", help="Speculator: a folder, or owner/name@revision.")
 Target = typer.Option(metavar="MODEL", help="Target whose tokens are selected. The default is the speculator.")
 AsChat = Annotated[bool, typer.Option("--chat", help="Wrap a text as one user turn of the chat template.")]
-
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
 
 
 @grouped
@@ -66,7 +62,7 @@ def select(
     )
     if json_file is not None:
         selected.save(json_file)
-        errors.print(f"Wrote {json_file}", markup=False, soft_wrap=True)
+        progress.print(f"Wrote {json_file}", markup=False, soft_wrap=True)
 
 
 @grouped
@@ -111,7 +107,7 @@ def explain(
     except OSError as error:
         raise SkimError(f"cannot write {output}: {error.strerror}") from None
     kept, size = explanation["kept_tokens"], explanation["prompt_tokens"]
-    errors.print(f"Wrote {output}: {kept} of {size} tokens kept", markup=False, soft_wrap=True)
+    progress.print(f"Wrote {output}: {kept} of {size} tokens kept", markup=False, soft_wrap=True)
 
 
 def explained_now(

@@ -29,6 +29,8 @@ PROXY_ENDS = ("UNHEALTHY", "DRAINED")
 PERIOD_S = 2.0
 LIMIT_S = 10.0
 """How often the parts are looked at, and how long Serve may take to answer."""
+PATIENT_LIMIT_S = 20.0
+"""How long Serve may take to answer one question."""
 RAY_GONE_AFTER_S = 30.0
 """Maximum time for which a Ray that was not started here may be out of reach: its head may be starting again."""
 
@@ -78,6 +80,23 @@ def current_parts(app: str = APP_NAME) -> list[PartStatus] | None:
     if ends := sum(state in PROXY_ENDS for state in status.proxies.values()):
         reason = f"{ends} of {len(status.proxies)} do not answer"
         parts.append(PartStatus("proxy", f"proxy: {reason}", reason))
+    return parts
+
+
+def running_parts(address: str) -> list[PartStatus]:
+    """The parts of the deployment on the connected cluster. Raises SkimError if none runs or Serve does not answer.
+
+    address: of the cluster, for the sentence.
+    """
+    try:
+        parts = call_with_timeout(current_parts, PATIENT_LIMIT_S)
+    except TimeoutError:
+        raise SkimError(
+            f"Serve's controller on the Ray cluster at {address} did not answer in {PATIENT_LIMIT_S:g} s; Ray restarts"
+            " a controller that dies, so try again in a moment"
+        ) from None
+    if parts is None:
+        raise SkimError(f"no deployment of Skim runs on the Ray cluster at {address}; start one with `skim deploy`")
     return parts
 
 

@@ -9,12 +9,12 @@ import typer
 from benchmarks.commands.lists import values
 from benchmarks.commands.output import Files, measure
 from benchmarks.commands.pair_options import DemoPair, Engine, Journal, SpeculatorOptions, TargetOptions
-from cluster.commands.grouped import grouped
+from cluster.commands.flags import grouped
 
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """A group of options (`cluster.commands.grouped`)."""
+    """A group of options (`cluster.commands.flags`)."""
 
     families: Annotated[str, typer.Option(metavar="FAMILY[,FAMILY...]", help="Families of conversations.")] = (
         "fact,correction,call,edit"
@@ -42,7 +42,7 @@ class AgentOptions:
 @grouped
 def agents(pair: DemoPair, options: AgentOptions, files: Files) -> None:
     """Right answers in the later turns of an agent's conversations: dense, by the default, and with catch-up."""
-    from cluster.commands.selection_flags import read_options
+    from cluster.commands.flags import read_options
     from evals.agents import run as benchmark
 
     given = {

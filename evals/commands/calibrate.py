@@ -44,7 +44,7 @@ def calibrate(
     plot_file: PlotFile = None,
 ) -> None:
     """Find how to score and how much to keep, for one pair and your own prompts."""
-    from cluster.commands.selection_flags import read_options
+    from cluster.commands.flags import read_options
     from cluster.config.load import config_from_flags
     from evals.calibration import measure as calibration
     from kv_transfer.options import SelectionOptions

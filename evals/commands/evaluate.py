@@ -122,7 +122,7 @@ def evaluate(
     plot_file: PlotFile = None,
 ) -> None:
     """Answer quality beside simpler selections, on generated tasks or on questions about your own texts."""
-    from cluster.commands.selection_flags import read_options
+    from cluster.commands.flags import read_options
     from evals.questions import results as question_results
     from evals.results import families as family_results
     from evals.results import keep_rates as results

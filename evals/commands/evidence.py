@@ -31,7 +31,7 @@ def evidence(
     plot_file: PlotFile = None,
 ) -> None:
     """How often a selection keeps all evidence of the answer, with the speculator alone."""
-    from cluster.commands.selection_flags import read_options
+    from cluster.commands.flags import read_options
     from evals.run import evidence_kept as benchmark
     from evals.tasks.registry import expanded
 

@@ -24,7 +24,7 @@ def forms(
     plot_file: PlotFile = None,
 ) -> None:
     """Whether task, rules and evidence are kept in the forms that clients give their prompts."""
-    from cluster.commands.selection_flags import read_options
+    from cluster.commands.flags import read_options
     from evals.run import forms_kept as benchmark
 
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

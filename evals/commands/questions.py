@@ -27,7 +27,7 @@ def questions(
     plot_file: PlotFile = None,
 ) -> None:
     """How much of the evidence that people marked in your texts a selection keeps, with the speculator alone."""
-    from cluster.commands.selection_flags import read_options
+    from cluster.commands.flags import read_options
     from evals.questions import kept as benchmark
 
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.gpu.presets import configs, make_folder, preset
-from cluster.commands import status
+from cluster.serve import ray_cluster
 from cluster.serve import status as state
 
 
@@ -13,7 +13,7 @@ from cluster.serve import status as state
 def served(monkeypatch):
     """What Serve reports: applications by name, and the proxies' states by node; tests fill it."""
     reported = SimpleNamespace(applications={}, proxies={})
-    monkeypatch.setattr(status, "join_ray", lambda address: None)
+    monkeypatch.setattr(ray_cluster, "join_ray", lambda address: None)
     monkeypatch.setattr(state, "placement_group_table", dict)
     monkeypatch.setattr(state, "last_failed_start", lambda app, pool: None)
     monkeypatch.setattr(state, "failed_probes", lambda app: {})

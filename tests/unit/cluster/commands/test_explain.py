@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from cluster.commands.flags import SelectionFlags
 from cluster.commands.select import explained_by, explained_now, read_prompt_file
-from cluster.commands.selection_flags import SelectionFlags
 from cluster.explain.prompt_text import PromptText, read_token_text
 from demo_models.documents import make_document
 from skim.engines import PairEngines

@@ -5,7 +5,6 @@ import threading
 import pytest
 
 from actors.lifecycle.starts import FailedStart
-from cluster.commands import status
 from cluster.serve import status as state
 from cluster.serve.app import APP_NAME
 from cluster.serve.awaited_start import FAILED_START
@@ -125,7 +124,7 @@ def test_a_failed_start_probe_is_a_line_of_its_own(skim, served, monkeypatch):
 
 def test_a_controller_that_does_not_answer_is_waited_for_in_vain(skim, served, monkeypatch):
     answer = threading.Event()
-    monkeypatch.setattr(status, "LIMIT_S", 0.01)
+    monkeypatch.setattr(state, "PATIENT_LIMIT_S", 0.01)
     monkeypatch.setattr(state.serve, "status", answer.wait)
     ran = skim("status")
     answer.set()

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cluster.commands.grouped import grouped
+from cluster.commands.flags import grouped
 
 
 @dataclass(frozen=True)
