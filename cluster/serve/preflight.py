@@ -92,7 +92,7 @@ def check_models(config: DeploymentConfig) -> str | None:
         )
         for name, pool in pools.items()
     }
-    check_speculator(config.speculator.model, max_model_len=infos["speculator"].max_model_len)
+    check_speculator(config.speculator.model, infos["speculator"].max_model_len)
     if config.router.select_only or same_tokens(infos["speculator"], infos["target"]):
         return None
     from speculator_service.translation.engine import translation_for  # it imports torch

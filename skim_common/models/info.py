@@ -20,8 +20,7 @@ from skim_common.models.source import local_folder
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelInfo:
-    """A pool's model, as reported at start. The router uses it to refuse two models that do not fit together, and to
-    forecast.
+    """A pool's model, as reported at start.
 
     path: a folder or a hub name. fingerprint: hex SHA-256 of the tokenizer's whole vocabulary. max_model_len: the
     engine's limit for prompt plus answer. max_position: the number of positions of the model (`position_count`).
@@ -64,8 +63,13 @@ def inspect_model(
         raise ModelError(f"model {path}: hf_overrides must be a mapping of fields of config.json, not {overrides!r}")
     folder = Path(local_folder(path, weights=False))
     raw = _read_config_file(folder)
-    _refuse_caches_by_position(path, raw)
-    config = _load_config(folder)
+    for name in map(str, raw.get("architectures") or ()):
+        if name.startswith(CACHES_BY_POSITION):
+            raise ModelError(
+                f"model {path} is not supported: {name} finds entries of its caches by position, and restored positions"
+                " would address other entries"
+            )
+    config = _load_config(folder, raw)
     _override(config, overrides or {})
     text = config.get_text_config()
     architecture = _causal_architecture(folder, raw)
@@ -85,7 +89,9 @@ def inspect_model(
         architecture=architecture,
         # Models pad their embedding tables, tokenizers do not: only ids below both sizes are valid.
         vocab_size=min(text.vocab_size, max(vocabulary.values()) + 1),
-        fingerprint=_fingerprint(vocabulary),
+        fingerprint=hashlib.sha256(
+            json.dumps([len(vocabulary), sorted(vocabulary.items())]).encode("ascii")
+        ).hexdigest(),
         max_model_len=max_model_len or max_position,
         max_position=max_position,
         engine=engine,
@@ -142,11 +148,6 @@ def longrope_original(text: Any) -> int | None:
     return original if isinstance(original, int) else None
 
 
-def short_longrope_positions(path: str) -> int | None:
-    """`longrope_original` of the model `path`. Raises ModelError."""
-    return longrope_original(text_config(path))
-
-
 def window_of_all_layers(text: Any) -> int | None:
     """The sliding window of a text model whose layers all have one, by its transformers config; else None."""
     window = getattr(text, "sliding_window", None)
@@ -156,30 +157,26 @@ def window_of_all_layers(text: Any) -> int | None:
     return window if window and listed else None
 
 
-def speculator_window(path: str) -> int | None:
-    """`window_of_all_layers` of the model `path`: up to this length its attention is full. Raises ModelError."""
-    return window_of_all_layers(text_config(path))
-
-
-def check_speculator(path: str, *, max_model_len: int | None = None) -> None:
+def check_speculator(path: str, max_model_len: int) -> None:
     """Raise ModelError if the model's attention cannot be scored.
 
     A layer can be scored if it attends to the whole prompt; a model may have others too. max_model_len: limit for
-    prompt plus answer; the default is the model's number of positions.
+    prompt plus answer.
     """
     text = text_config(path)
+    window, layer_types = window_of_all_layers(text), set(getattr(text, "layer_types", None) or ())
     if getattr(text, "index_topk", None):
-        _refuse_speculator(path, f"sparse attention (index_topk {text.index_topk})")
-    window = window_of_all_layers(text)
-    if window is not None and (max_model_len or position_count(text)) > window:
-        _refuse_speculator(
-            path,
+        reason = f"sparse attention (index_topk {text.index_topk})"
+    elif window is not None and max_model_len > window:
+        reason = (
             f"sliding-window attention in every layer; set max_model_len to at most {window}, where its window covers"
-            " the whole prompt",
+            " the whole prompt"
         )
-    layer_types = set() if window else set(getattr(text, "layer_types", None) or ())
-    if layer_types and not layer_types & {"full_attention", "hybrid"}:
-        _refuse_speculator(path, f"only layers of type {', '.join(sorted(layer_types))}")
+    elif window is None and layer_types and not layer_types & {"full_attention", "hybrid"}:
+        reason = f"only layers of type {', '.join(sorted(layer_types))}"
+    else:
+        return
+    raise ModelError(f"model {path} is not supported yet as a speculator: it has {reason}")
 
 
 def check_pair(speculator: ModelInfo, target: ModelInfo) -> None:
@@ -208,24 +205,10 @@ def same_tokens(speculator: ModelInfo, target: ModelInfo) -> bool:
     return True
 
 
-def _refuse_caches_by_position(path: str, raw: dict[str, Any]) -> None:
-    for name in map(str, raw.get("architectures") or ()):
-        if name.startswith(CACHES_BY_POSITION):
-            raise ModelError(
-                f"model {path} is not supported: {name} finds entries of its caches by position, and restored positions"
-                " would address other entries"
-            )
-
-
-def _refuse_speculator(path: str, reason: str) -> None:
-    raise ModelError(f"model {path} is not supported yet as a speculator: it has {reason}")
-
-
 def text_config(path: str) -> Any:
     """The transformers config of the model's text part."""
     folder = Path(local_folder(path, weights=False))
-    _read_config_file(folder)
-    return _load_config(folder).get_text_config()
+    return _load_config(folder, _read_config_file(folder)).get_text_config()
 
 
 def _read_config_file(folder: Path) -> dict[str, Any]:
@@ -248,7 +231,7 @@ def _read_config_file(folder: Path) -> dict[str, Any]:
     return raw
 
 
-def _load_config(folder: Path) -> Any:
+def _load_config(folder: Path, raw: Mapping[str, Any]) -> Any:
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -256,7 +239,7 @@ def _load_config(folder: Path) -> Any:
         with _quiet():
             return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # transformers raises many kinds, from KeyError to its own validation errors
-        kind = _read_config_file(folder).get("model_type")
+        kind = raw.get("model_type")
         if kind and str(kind) not in CONFIG_MAPPING:
             raise ModelError(
                 f"model {folder} is not supported: transformers has no model type {kind}, and Skim runs no code of a"
@@ -308,11 +291,6 @@ def _load_tokenizer(folder: Path) -> tuple[Any, dict[str, int]]:
     if not vocabulary:
         raise ModelError(f"model {folder}: its tokenizer has no tokens")
     return tokenizer, vocabulary
-
-
-def _fingerprint(vocabulary: dict[str, int]) -> str:
-    """Hex SHA-256 of the sorted (token, id) pairs and their count."""
-    return hashlib.sha256(json.dumps([len(vocabulary), sorted(vocabulary.items())]).encode("ascii")).hexdigest()
 
 
 @contextmanager

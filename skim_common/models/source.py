@@ -109,9 +109,8 @@ def _download(model: str, patterns: tuple[str, ...], *, quiet: bool = False) -> 
 
 
 def _reason(error: Exception, repository: str, revision: str | None) -> str:
-    from huggingface_hub import constants, errors
+    from huggingface_hub import errors
 
-    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
     if isinstance(error, errors.GatedRepoError):
         return "the repository is gated: ask for access on its page, then set HF_TOKEN to a token of that account"
     if isinstance(error, errors.RepositoryNotFoundError):
@@ -121,22 +120,13 @@ def _reason(error: Exception, repository: str, revision: str | None) -> str:
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return f"the repository has no revision {revision or 'main'}"
-    if status == 401:
+    if isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
         return "the hub refuses the token: correct or remove HF_TOKEN (or the token that `hf auth login` saved)"
     if isinstance(error, errors.LocalEntryNotFoundError):
-        if constants.is_offline_mode():
-            return (
-                "some of its files are not in the cache, and HF_HUB_OFFLINE forbids to download them: unset it, or set "
-                "HF_HOME to the cache that has them"
-            )
-        cause = one_line(error.__cause__) if isinstance(error.__cause__, Exception) else one_line(error)
         return (
-            f"some of its files are not in the cache, and the hub cannot be reached ({cause}): check the network, the "
-            "proxy and HF_ENDPOINT"
+            f"some of its files are not in the cache, and the hub cannot be reached ({one_line(error.__cause__ or error)})"
+            ": check the network, the proxy, HF_ENDPOINT and HF_HUB_OFFLINE, or set HF_HOME to a cache that has them"
         )
     if isinstance(error, errors.HFValidationError):
         return f"this is no name of a repository ({one_line(error)})"
-    return (
-        f"the download stopped ({one_line(error)}): run the same command again; it downloads only the files that are "
-        "not complete"
-    )
+    return f"the download stopped ({one_line(error)}): run the same command again; it goes on where it stopped"

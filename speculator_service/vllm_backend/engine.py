@@ -75,7 +75,7 @@ class VllmSpeculator(SpeculatorEngine):
             max_model_len=engine_options.pop("max_model_len", None),
             overrides=engine_options.get("hf_overrides"),
         )
-        check_speculator(model, max_model_len=info.max_model_len)
+        check_speculator(model, info.max_model_len)
         profile = profile_of(info, head_profile)
         self._engine = start_engine(
             local_folder(model, weights=True),

@@ -12,7 +12,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from skim_common.errors import ModelError
-from skim_common.models.info import short_longrope_positions, speculator_window
+from skim_common.models.info import longrope_original, text_config, window_of_all_layers
 from speculator_service.vllm_backend.keys import PLAIN_CACHES, STORED_FP8
 from speculator_service.vllm_backend.sessions import MAX_TOP
 from vllm_hooks.engine import check_options, engine_config, start
@@ -60,7 +60,7 @@ def engine_length(model: str, max_model_len: int, max_position: int) -> int:
     It stays at the end of the model's positions, and at that of longrope's short factors, which vLLM chooses by it.
     """
     last = max_position
-    original = short_longrope_positions(model)
+    original = longrope_original(text_config(model))
     if original is not None and max_model_len <= original:
         last = original
     return min(max_model_len + 1, last)
@@ -72,7 +72,7 @@ def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options
         "enable_chunked_prefill": True,
         **options,
     }
-    window = speculator_window(model)
+    window = window_of_all_layers(text_config(model))
     if window is not None:
         # Within its window, a model whose layers all have one is a model with full attention.
         settings["disable_sliding_window"], max_model_len = True, min(max_model_len, window)

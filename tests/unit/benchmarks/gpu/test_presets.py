@@ -32,7 +32,7 @@ def test_engines_take_folders_without_weights(name, tmp_path):
     both = configs(preset(name))
     folders = [make_folder(config, tmp_path / role) for config, role in zip(both, ("big", "small"), strict=True)]
     target, speculator = (inspect_model(folder, engine="vllm") for folder in folders)
-    check_speculator(folders[1])
+    check_speculator(folders[1], speculator.max_model_len)
     assert both[0]["vocab_size"] == both[1]["vocab_size"]
     assert min(target.vocab_size, speculator.vocab_size) > prompt_ids(10_000, 0).max()
     assert target.max_position > max(preset(name).lengths) + SLACK

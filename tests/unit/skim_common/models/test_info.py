@@ -15,7 +15,8 @@ from skim_common.models.info import (
     check_speculator,
     inspect_model,
     position_count,
-    speculator_window,
+    text_config,
+    window_of_all_layers,
 )
 
 DEMO = Path(__file__).parents[4] / "demo_models"
@@ -56,7 +57,7 @@ def refusal(call, *args, **kwargs) -> str:
 def test_demo_pair_fits():
     target = inspect_model(str(DEMO / "target"), engine="vllm")
     speculator = inspect_model(str(DEMO / "speculator"), engine="mock", max_model_len=2048)
-    check_speculator(str(DEMO / "speculator"))
+    check_speculator(str(DEMO / "speculator"), 2048)
     check_pair(speculator, target)
     assert (target.architecture, target.max_position, target.max_model_len) == ("LlamaForCausalLM", 32768, 32768)
     assert (speculator.engine, speculator.max_model_len, speculator.max_position) == ("mock", 2048, 32768)
@@ -237,7 +238,7 @@ QWEN2 = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8,
 )
 def test_speculators_that_cannot_be_scored(folder, config, reason):
     (folder / "config.json").write_text(json.dumps(config))
-    message = refusal(check_speculator, str(folder))
+    message = refusal(check_speculator, str(folder), 10**6)
     assert reason in message
     assert "not supported yet as a speculator" in message
     assert str(folder) in message
@@ -254,7 +255,7 @@ def test_speculators_that_cannot_be_scored(folder, config, reason):
 )
 def test_speculators_with_full_attention(folder, config):
     (folder / "config.json").write_text(json.dumps(config))
-    check_speculator(str(folder))
+    check_speculator(str(folder), 10**6)
 
 
 @pytest.mark.parametrize(
@@ -269,22 +270,22 @@ def test_speculators_with_full_attention(folder, config):
 )
 def test_speculators_with_other_layers_too(folder, config):
     (folder / "config.json").write_text(json.dumps(config))
-    check_speculator(str(folder))
+    check_speculator(str(folder), 10**6)
 
 
 @pytest.mark.parametrize("config", [MISTRAL, QWEN2])
 def test_within_its_window_a_speculator_has_full_attention(folder, config):
     (folder / "config.json").write_text(json.dumps(config))
     window = config["sliding_window"]
-    assert speculator_window(str(folder)) == window
-    check_speculator(str(folder), max_model_len=window)
-    assert "in every layer" in refusal(check_speculator, str(folder), max_model_len=window + 1)
+    assert window_of_all_layers(text_config(str(folder))) == window
+    check_speculator(str(folder), window)
+    assert "in every layer" in refusal(check_speculator, str(folder), window + 1)
 
 
 def test_a_window_of_some_layers_does_not_limit_the_length(folder):
     for model_type in ("gemma2", "gemma3_text", "gpt_oss", "llama"):
         (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
-        assert speculator_window(str(folder)) is None
+        assert window_of_all_layers(text_config(str(folder))) is None
 
 
 def test_overrides_change_parts_of_a_config_as_in_vllm():

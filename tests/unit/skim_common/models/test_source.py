@@ -86,7 +86,7 @@ def test_offline(hub, monkeypatch):
     small = local_folder("demo/target", weights=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert local_folder("demo/target", weights=False) == small
-    assert "some of its files are not in the cache, and HF_HUB_OFFLINE" in refusal("demo/target")
+    assert "some of its files are not in the cache" in refusal("demo/target")
     assert "HF_HUB_OFFLINE" in refusal("demo/speculator", weights=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     whole = local_folder("demo/target", weights=True)
