@@ -1,8 +1,8 @@
-"""An engine class that a user names, and the options that it gets, checked before it starts."""
+"""An engine that a user names, with options that are checked before it starts."""
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -10,33 +10,32 @@ from typing import Any
 from skim_common.errors import SkimError
 
 
-def engine_class(name: str, short: Mapping[str, str], base: type, what: str) -> Any:
-    """The engine class at `name`: a short name, or the class as `package.module:Class`. Imported only now.
+def named_engine(
+    kind: str, short: Mapping[str, str], base: type, model: str, tensor_parallel: int, options: Mapping[str, Any]
+) -> Any:
+    """Start the engine `kind`: a short name, or a class as `package.module:Class`. Its module is imported only now.
 
-    short: places by short name. base: the class that it must name as a base. what: for the message. Raises SkimError.
+    short: places by short name. base: the class that it must name as a base. options: keyword arguments of the class.
+    Raises SkimError for an unknown kind or option, and what the class raises.
     """
-    module, colon, attribute = short.get(name, name).partition(":")
+    what = base.__name__.removesuffix("Engine").lower()
+    module, colon, attribute = short.get(kind, kind).partition(":")
     if not colon:
         raise SkimError(
-            f"unknown {what} engine {name!r}: choose {', '.join(short)}, or a class as package.module:Class"
+            f"unknown {what} engine {kind!r}: choose {', '.join(short)}, or a class as package.module:Class"
         )
     try:
-        found = getattr(import_module(module), attribute)
+        engine = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise SkimError(f"the {what} engine {name} cannot be imported: {error}") from error
-    if base not in getattr(found, "__mro__", ()):
-        raise SkimError(f"the {what} engine {name} is no subclass of {base.__module__}.{base.__name__}")
-    return found
-
-
-def check_option_names(engine: type, options: Iterable[str], name: str) -> None:
-    """Raise SkimError for an option that is no keyword argument of the class `engine`. name: for the message."""
+        raise SkimError(f"the {what} engine {kind} cannot be imported: {error}") from error
+    if base not in getattr(engine, "__mro__", ()):
+        raise SkimError(f"the {what} engine {kind} is no subclass of {base.__module__}.{base.__name__}")
     parameters = inspect.signature(engine).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "tensor_parallel"]
-    if unknown := sorted(set(options) - set(known)):
-        raise SkimError(f"unknown {name} engine option {unknown[0]!r}: the options are {', '.join(known)}")
+    names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "tensor_parallel"]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if not takes_any and (unknown := sorted(set(options) - set(names))):
+        raise SkimError(f"unknown {kind} {what} engine option {unknown[0]!r}: the options are {', '.join(names)}")
+    return engine(model, tensor_parallel=tensor_parallel, **options)
 
 
 def read_adapter(module: Any) -> Any:

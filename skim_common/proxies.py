@@ -1,7 +1,5 @@
-"""Calls that go directly, whatever proxy the environment names: to this machine, and gRPC from pod to pod.
-
-Nearly every HTTP client obeys HTTP_PROXY, HTTPS_PROXY and ALL_PROXY, also for loopback addresses; gRPC obeys them for
-every address. A proxy cannot reach a loopback address, nor, as a rule, a pod.
+"""Calls that go directly, whatever proxy the environment names: to this machine, and gRPC from pod to pod. A proxy
+cannot reach either.
 """
 
 import os
@@ -19,7 +17,7 @@ DIRECT_GRPC = {"grpc_proxy": ""}
 def call_directly() -> None:
     """Make the libraries of this process, and of those that it starts, reach loopback addresses without a proxy.
 
-    gRPC then uses no proxy at all: Ray Serve's calls between replicas are gRPC, and its channels name no option for it.
+    gRPC uses none at all: Ray Serve's calls between replicas are gRPC, and its channels name no option for it.
     """
     own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     names = [name.strip() for name in own.split(",") if name.strip()]

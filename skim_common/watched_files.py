@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from skim_common.errors import SkimError
@@ -31,24 +32,18 @@ class WatchedFiles(Generic[T]):
         with self._lock:
             if (state := self._state()) != self._seen:
                 self._seen = state
-                self._read_again()
+                try:
+                    self._current = self._read()
+                    logger.info("%s have changed", self._what)
+                except SkimError as error:
+                    logger.error("%s stay as they were: %s", self._what, error)
             return self._current
 
-    def _read_again(self) -> None:
-        try:
-            self._current = self._read()
-            logger.info("%s have changed", self._what)
-        except SkimError as error:
-            logger.error("%s stay as they were: %s", self._what, error)
-
-    def _state(self) -> list[tuple[int, int, int] | None]:
+    def _state(self) -> list[tuple[int, int, int]]:
         """What changes when a file does. Kubernetes replaces the folder behind a link."""
-        return [_state_of(path) for path in self._paths]
-
-
-def _state_of(path: str | os.PathLike[str]) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+        state = []
+        for path in self._paths:
+            with suppress(OSError):
+                status = os.stat(path)
+                state.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        return state

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from skim_common.engine_options import check_option_names, engine_class
+from skim_common.engine_options import named_engine
 from speculator_service.engine import SpeculatorEngine
 
 NAMED = {
@@ -21,7 +21,5 @@ def create_engine(
 
     Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind or option.
     """
-    options = dict(options or {})
-    engine = engine_class(kind, NAMED, SpeculatorEngine, "speculator")
-    check_option_names(engine, options, f"{kind} speculator")
-    return engine(model, tensor_parallel=tensor_parallel, **options)
+    engine: SpeculatorEngine = named_engine(kind, NAMED, SpeculatorEngine, model, tensor_parallel, options or {})
+    return engine

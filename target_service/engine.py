@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from kv_transfer.engine import Engine
 from kv_transfer.messages import GenerateOutput, GenerateRequest
-from skim_common.engine_options import check_option_names, engine_class
+from skim_common.engine_options import named_engine
 
 
 class TargetEngine(Engine, Protocol):
@@ -39,8 +39,5 @@ def create_engine(
 
     Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind or option.
     """
-    options = dict(options or {})
-    chosen = engine_class(kind, NAMED, TargetEngine, "target")
-    check_option_names(chosen, options, f"{kind} target")
-    engine: TargetEngine = chosen(model, tensor_parallel=tensor_parallel, **options)
+    engine: TargetEngine = named_engine(kind, NAMED, TargetEngine, model, tensor_parallel, options or {})
     return engine

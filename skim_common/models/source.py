@@ -123,9 +123,10 @@ def _reason(error: Exception, repository: str, revision: str | None) -> str:
     if isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
         return "the hub refuses the token: correct or remove HF_TOKEN (or the token that `hf auth login` saved)"
     if isinstance(error, errors.LocalEntryNotFoundError):
+        cause = one_line(error.__cause__ or error)
         return (
-            f"some of its files are not in the cache, and the hub cannot be reached ({one_line(error.__cause__ or error)})"
-            ": check the network, the proxy, HF_ENDPOINT and HF_HUB_OFFLINE, or set HF_HOME to a cache that has them"
+            f"some of its files are not in the cache, and the hub cannot be reached ({cause}): check the network, the "
+            "proxy, HF_ENDPOINT and HF_HUB_OFFLINE, or set HF_HOME to a cache that has them"
         )
     if isinstance(error, errors.HFValidationError):
         return f"this is no name of a repository ({one_line(error)})"
