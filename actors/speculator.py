@@ -16,15 +16,12 @@ from kv_transfer.drafts import DraftRequest
 from kv_transfer.messages import SelectRequest
 from skim_common.deadline import Deadline
 from skim_common.errors import WireError
-from speculator_service.drafting.begin import begin_drafts
-from speculator_service.drafting.drafter import DraftService
-from speculator_service.drafting.drafter_session import DrafterSession
-from speculator_service.engine import SpeculatorEngine
-from speculator_service.factory import create_engine
+from speculator_service.drafting import DrafterSession, DraftService
+from speculator_service.engine import SpeculatorEngine, create_engine
 from speculator_service.service import SpeculatorService
 from speculator_service.start.find_heads import ensure_heads
 from speculator_service.start.probe import find_failure
-from speculator_service.translation.engine import translated, translation_for
+from speculator_service.translation import translated, translation_for
 
 
 class SpeculatorActor(PoolActor):
@@ -57,7 +54,7 @@ class SpeculatorActor(PoolActor):
         if channel is not None:
             self._drafts = DraftService(self._engine, on_end=self._drafted)
         address = await self._serve_drafts(channel) if channel is not None else None
-        self._service = SpeculatorService(self._engine, address)
+        self._service = SpeculatorService(self._engine, address, self._drafts)
         self._started("speculator", settings)
 
     async def _serve_drafts(self, channel: Mapping[str, Any]) -> str:
@@ -94,8 +91,6 @@ class SpeculatorActor(PoolActor):
                     selection = await self._service.select(request)
                 note_selection(span, request.request_id, selection)
                 note_select_parts(span, selection, self._engine.info)
-            if self._drafts is not None:
-                selection = begin_drafts(self._drafts, request, selection, self._service.draft_context(request))
             session = selection.kept.session
             if session is not None and (span := server_span(DRAFT, envelope.trace)).is_recording():
                 span.set_attribute("skim.engine_request_id", session.id)

@@ -22,19 +22,14 @@ KvRole = Literal["prefill", "decode"]
 _SHORTER = "shorten the prompt or lower look_ahead"
 
 
-def check_selection(request: SelectRequest, info: ModelInfo) -> None:
-    """Raise InvalidRequestError unless the speculator can take the prompt and its length."""
-    _check_tokens(request.token_ids, info.vocab_size)
-    check_readable(request, info)
-
-
 def check_prompt(token_ids: Int32Array, look_ahead: int, info: ModelInfo, vocab_size: int) -> None:
     """Raise InvalidRequestError for a prompt [M] that cannot be scored. vocab_size: ids below it are accepted."""
-    _check_tokens(token_ids, vocab_size)
+    check_tokens(token_ids, vocab_size)
     check_speculator_length(int(token_ids.size), look_ahead, info)
 
 
-def _check_tokens(token_ids: Int32Array, vocab_size: int) -> None:
+def check_tokens(token_ids: Int32Array, vocab_size: int) -> None:
+    """Raise InvalidRequestError for a prompt without tokens or with ids from `vocab_size` on."""
     if not token_ids.size:
         raise InvalidRequestError("the prompt is empty: a selection needs at least one token")
     check_ids(token_ids, vocab_size)

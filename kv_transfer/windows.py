@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,6 @@ import numpy.typing as npt
 from kv_transfer.arrays import Int32Array, spans_of
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import SelectRequest
-from skim_common.models.info import ModelInfo
 
 QUESTION_SHARE = 4
 """The questions take at most this fraction (1/4) of a window. Of a longer one, its beginning and its end are read."""
@@ -122,15 +121,3 @@ def plan_of(request: SelectRequest) -> WindowPlan | None:
 def asks_for_windows(request: SelectRequest) -> bool:
     """Whether the options want windows, and the prompt can be read in windows."""
     return request.options.read == "windows" and plan_of(request) is not None
-
-
-def decided(request: SelectRequest, info: ModelInfo) -> SelectRequest:
-    """The request with `SelectionOptions.for_prompt`, and with windows that this speculator can read."""
-    windows, frame = info.has_head_profile and plan_of(request) is not None, request.layout.frame
-    options = request.options.for_prompt(windows=windows)
-    if frame is not None:
-        # With room for the longest question: windows and their cache do not depend on what is asked.
-        room = min(info.max_model_len, info.max_position) - frame.head.size - frame.joint.size - frame.tail.size
-        most = int(room / (WHOLE + 1 / QUESTION_SHARE))
-        options = options.model_copy(update={"window_tokens": max(1, min(options.window_tokens, most))})
-    return replace(request, options=options)

@@ -23,7 +23,7 @@ from skim_common.models.info import inspect_model, load_tokenizer
 
 if TYPE_CHECKING:
     from kv_transfer.draft_channel import DraftServer
-    from speculator_service.drafting.drafter import DraftService
+    from speculator_service.drafting import DraftService
     from speculator_service.engine import SpeculatorEngine
     from speculator_service.service import SpeculatorService
     from target_service.engine import TargetEngine
@@ -80,8 +80,8 @@ class PairEngines:
         speculator's own. Raises ModelError for models that cannot be used or do not fit, SkimError for an engine that
         does not start.
         """
-        from speculator_service.factory import create_engine as create_speculator
-        from speculator_service.translation.engine import translated, translation_for
+        from speculator_service.engine import create_engine as create_speculator
+        from speculator_service.translation import translated, translation_for
         from target_service.engine import create_engine as create_target
 
         self._model = target.model if target is not None else reads_for or (speculator.model if speculator else None)
@@ -134,7 +134,7 @@ class PairEngines:
     @cached_property
     def drafts(self) -> "DraftService":
         """The drafting side of the speculator. Raises SkimError if there is none."""
-        from speculator_service.drafting.drafter import DraftService
+        from speculator_service.drafting import DraftService
 
         return DraftService(self.speculator)
 
@@ -142,12 +142,12 @@ class PairEngines:
     def _service(self) -> "SpeculatorService":
         from speculator_service.service import SpeculatorService
 
-        return SpeculatorService(self.speculator)
+        return SpeculatorService(self.speculator, drafts=self.drafts)
 
     async def ensure_heads(self) -> None:
         """As `speculator_service.start.find_heads.ensure_heads`, if there is a speculator."""
         from speculator_service.start.find_heads import ensure_heads
-        from speculator_service.translation.engine import translated
+        from speculator_service.translation import translated
 
         if self._speculator is not None:
             engine, model, translation = self._own
@@ -171,14 +171,11 @@ class PairEngines:
 
         Raises InvalidRequestError for a prompt that the speculator cannot take, EngineUnavailableError if it is dead.
         """
-        from speculator_service.drafting.begin import begin_drafts
-
         if request.decode is None or request.decode.method != "remote":
             return await self._service.select(replace(request, decode=None))
         if self.speculator.supports_drafts:
             self._service.address = await self.draft_address()
-        selection = await self._service.select(request)
-        return begin_drafts(self.drafts, request, selection, self._service.draft_context(request))
+        return await self._service.select(request)
 
     def generate(
         self,

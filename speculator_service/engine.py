@@ -1,17 +1,21 @@
-"""The small interface that every speculator engine implements: vLLM, and named classes."""
+"""The small interface that every speculator engine implements: vLLM, and named classes; and what starts one."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import torch
+from typing import Any, Protocol
 
 from kv_transfer.arrays import Float32Array, Int32Array, Span, no_numbers, no_scores
 from kv_transfer.engine import Engine
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
+from skim_common.engine_options import named_engine
 from skim_common.errors import InvalidRequestError, SessionLostError
+
+GREEDY_BELOW = 1e-5
+"""Lower temperatures mean greedy decoding, as in vLLM (vllm.sampling_params._SAMPLING_EPS)."""
+MAX_TOP = 512
+"""Maximum number of tokens that a draft is sampled from."""
 
 NO_SESSIONS = "this engine keeps no drafting sessions"
 
@@ -41,12 +45,12 @@ class ScoreRequest:
 class Scores:
     """The scores of one prompt.
 
-    importance: float32 [M] on CPU. look_ahead_tokens: at most `options.tokens_ahead` greedily decoded tokens, up to and
+    importance: float32 [M]. look_ahead_tokens: at most `options.tokens_ahead` greedily decoded tokens, up to and
     including an EOS. timings: milliseconds by part (queue, speculate). cached_tokens: prompt tokens, in the engine's
     own tokenizer, whose KV came from its prefix cache.
     """
 
-    importance: torch.Tensor
+    importance: Float32Array
     look_ahead_tokens: list[int]
     timings: Mapping[str, float] = field(default_factory=dict)
     cached_tokens: int = 0
@@ -115,3 +119,22 @@ class SpeculatorEngine(Engine, Protocol):
     async def close_session(self, session: str) -> None:
         """Free the session's KV; does nothing if there is no such session."""
         return
+
+
+NAMED = {
+    "vllm": "speculator_service.vllm_backend.engine:VllmSpeculator",
+    "mock": "benchmarks.mock_engines.speculator:MockSpeculator",
+}
+"""Short names of engine classes, whose modules are imported only when they are needed."""
+
+
+def create_engine(
+    kind: str, model: str, *, tensor_parallel: int = 1, options: Mapping[str, Any] | None = None
+) -> SpeculatorEngine:
+    """Start an engine. kind: vllm, mock, or a subclass of SpeculatorEngine as `package.module:Class`, which is
+    called with the model, `tensor_parallel` and these options.
+
+    Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind or option.
+    """
+    engine: SpeculatorEngine = named_engine(kind, NAMED, SpeculatorEngine, model, tensor_parallel, options or {})
+    return engine

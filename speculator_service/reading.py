@@ -1,4 +1,4 @@
-"""Reads a prompt in windows, and the best of several windows once more.
+"""How a prompt is read: what is decided for it once, its windows, and the best of several windows once more.
 
 **Windows.** Short texts share a window with what stands between them (`kv_transfer.windows.WindowPlan`). A longer text
 is cut at units. Which unit begins a window depends on the unit's own tokens (content-defined chunking, as in LBFS:
@@ -13,31 +13,90 @@ of the window's question. What a window does not have goes to its first token an
 window without an answer has low scores, and the scores of all windows are compared as they are.
 
 **Second read.** Each window shares its own attention out. So the best units of all windows are read before one
-question, in the order of the text, with the labels that name them, and compete in one softmax. `scoring.passages`
+question, in the order of the text, with the labels that name them, and compete in one softmax. `selection.passages`
 ranks by both.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from kv_transfer.arrays import Float32Array, Int32Array, no_pairs, no_scores
+from kv_transfer.limits import check_prompt, check_tokens
 from kv_transfer.messages import SelectRequest
-from kv_transfer.windows import QUESTION_SHARE, Window, WindowPlan, asks_for_windows, plan_of, shares
-from speculator_service.apart import apart
+from kv_transfer.windows import QUESTION_SHARE, WHOLE, Window, WindowPlan, shares
+from skim_common.models.info import ModelInfo
 from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine, TooLongError
-from speculator_service.scoring.passages import Masses
-from speculator_service.scoring.selection import select
+from speculator_service.selection.passages import Masses
+from speculator_service.selection.select import select
 
 LEAST_HALVED = 256
 """Tokens. A shorter text is too long only with a question that is too long itself."""
+
+INLINE_TOKENS = 8192
+"""The work for a longer prompt is done in a thread: for 131,072 tokens in as many units it takes up to a second. That
+for a shorter one takes a few milliseconds with the units of ordinary text."""
+
+Result = TypeVar("Result")
+
+
+async def apart(tokens: int, work: Callable[..., Result], *arguments: Any) -> Result:
+    """What `work` returns, for a prompt of so many tokens. Beside it the event loop answers other requests."""
+    return await asyncio.to_thread(work, *arguments) if tokens > INLINE_TOKENS else work(*arguments)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """A request with what is decided for its prompt, once.
+
+    request: with `SelectionOptions.for_prompt`, and windows of a size that this speculator can read. droppable: bool
+    [M], the tokens that may be dropped. plan: of the windows; None: the prompt is read as a whole, or not at all.
+    """
+
+    request: SelectRequest
+    droppable: npt.NDArray[np.bool_]
+    plan: WindowPlan | None
+
+    @classmethod
+    def of(cls, request: SelectRequest, info: ModelInfo) -> "Reading":
+        """info: of the speculator. Windows need its retrieval heads."""
+        droppable, layout, options = request.droppable, request.layout, request.options
+        plan = None
+        if info.has_head_profile:
+            plan = WindowPlan.of(droppable, layout, options.window_tokens)
+        options = options.for_prompt(windows=plan is not None)
+        if plan is not None and layout.frame is not None:
+            # With room for the longest question: windows and their cache do not depend on what is asked.
+            frame = layout.frame.head.size + layout.frame.joint.size + layout.frame.tail.size
+            most = int((min(info.max_model_len, info.max_position) - frame) / (WHOLE + 1 / QUESTION_SHARE))
+            if most < options.window_tokens:
+                options = options.model_copy(update={"window_tokens": max(1, most)})
+                plan = WindowPlan.of(droppable, layout, options.window_tokens)
+        if options.read != "windows" or options.selector == "lexical":
+            plan = None
+        return cls(replace(request, options=options), droppable, plan)
+
+    @property
+    def is_lexical(self) -> bool:
+        return self.request.options.selector == "lexical"
+
+    def check(self, info: ModelInfo) -> None:
+        """Raise InvalidRequestError unless the speculator can take the prompt and its length.
+
+        The lexical selector and windows take a prompt of any length.
+        """
+        token_ids = self.request.token_ids
+        if self.is_lexical or self.plan is not None:
+            check_tokens(token_ids, info.vocab_size)
+        else:
+            check_prompt(token_ids, self.request.options.tokens_ahead, info, info.vocab_size)
 
 
 def windows_of(token_ids: Int32Array, plan: WindowPlan, starts: npt.NDArray[np.integer]) -> list[Window]:
@@ -82,33 +141,28 @@ def _cuts(token_ids: Int32Array, borders: npt.NDArray[np.int64], plan: WindowPla
     return [*cuts, int(borders[-1])]
 
 
-def reads_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> bool:
-    """Whether the prompt is read in windows: it asks for them, and the speculator knows its retrieval heads."""
-    return asks_for_windows(request) and engine.info.has_head_profile and request.options.selector != "lexical"
-
-
-async def read_in_windows(engine: SpeculatorEngine, request: SelectRequest) -> Scores:
+async def read_in_windows(engine: SpeculatorEngine, reading: Reading) -> Scores:
     """The scores of the prompt [M]: 0 for what may not be dropped. The windows hold all that may be.
 
-    request: one that is read in windows (`reads_in_windows`). Cancelling this call, and a window that fails, end all
-    windows. Raises as `SpeculatorEngine.score`.
+    reading: with a plan. Cancelling this call, and a window that fails, end all windows. Raises as
+    `SpeculatorEngine.score`.
     """
-    began, plan = time.perf_counter(), plan_of(request)
+    began, request, plan = time.perf_counter(), reading.request, reading.plan
     assert plan is not None
     starts = request.layout.unit_starts(request.size, request.options)
     windows = await apart(request.size, windows_of, request.token_ids, plan, starts)
     texts = {f".window{start}": request.token_ids[start:end] for start, end in windows}
-    read = await read_texts(engine, request, texts)
+    scores_of_each = await _read_texts(engine, request, texts)
     importance = np.zeros(request.size, np.float32)
-    for (start, end), scores in zip(windows, read, strict=True):
-        importance[start:end] = scores.importance.numpy()
-    importance[~request.droppable] = 0
-    queue = min((scores.timings.get("queue", 0.0) for scores in read), default=0.0)
+    for (start, end), scores in zip(windows, scores_of_each, strict=True):
+        importance[start:end] = scores.importance
+    importance[~reading.droppable] = 0
+    queue = min((scores.timings.get("queue", 0.0) for scores in scores_of_each), default=0.0)
     timings = {"queue": queue, "speculate": max(0.0, 1e3 * (time.perf_counter() - began) - queue)}
-    return Scores(torch.from_numpy(importance), [], timings, sum(scores.cached_tokens for scores in read))
+    return Scores(importance, [], timings, sum(scores.cached_tokens for scores in scores_of_each))
 
 
-async def read_texts(engine: SpeculatorEngine, request: SelectRequest, texts: dict[str, Int32Array]) -> list[Scores]:
+async def _read_texts(engine: SpeculatorEngine, request: SelectRequest, texts: dict[str, Int32Array]) -> list[Scores]:
     """The scores of each text, which is read as a short prompt with the questions of `request` behind it.
 
     texts: tokens, int32 [n], by what is added to the request's id. One that is too long for the speculator in its own
@@ -136,7 +190,7 @@ async def _halved(
         await _halved(engine, request, f"{name}.{at}", part, questions)
         for at, part in ((0, text[:half]), (1, text[half:]))
     ]
-    importance = torch.cat([part.importance for part in parts])
+    importance = np.concatenate([part.importance for part in parts])
     return Scores(importance, [], parts[0].timings, sum(part.cached_tokens for part in parts))
 
 
@@ -178,40 +232,32 @@ def _questions(request: SelectRequest) -> list[Int32Array]:
     ]
 
 
-def tokens_again(request: SelectRequest, engine: SpeculatorEngine) -> int:
-    """The tokens of the prompt that are read again; 0 without a second read."""
-    plan = plan_of(request)
-    if request.options.read_again == "off" or plan is None:
-        return 0
-    room = min(engine.info.max_model_len, engine.info.max_position) - plan.around
-    return max(0, min(plan.tokens_again, room))
-
-
-async def read_again(engine: SpeculatorEngine, request: SelectRequest, importance: Float32Array) -> Masses | None:
+async def read_again(engine: SpeculatorEngine, reading: Reading, importance: Float32Array) -> Masses | None:
     """What a second read finds; None if there is none.
 
-    request: one that was read in windows. importance: by passages (`scoring.passages`), float32 [M].
+    reading: of a prompt that was read in windows. importance: by passages (`selection.passages`), float32 [M].
     Raises as `SpeculatorEngine.score`.
     """
-    chosen = await apart(request.size, best_tokens, request, importance, tokens_again(request, engine))
+    request, plan = reading.request, reading.plan
+    if request.options.read_again == "off" or plan is None:
+        return None
+    room = min(engine.info.max_model_len, engine.info.max_position) - plan.around
+    chosen = await apart(request.size, best_tokens, reading, importance, min(plan.tokens_again, room))
     if not chosen.size:
         return None
-    [scores] = await read_texts(engine, request, {".again": request.token_ids[chosen]})
+    [scores] = await _read_texts(engine, request, {".again": request.token_ids[chosen]})
     masses, read = np.zeros_like(importance), np.zeros(importance.size, bool)
-    masses[chosen], read[chosen] = scores.importance.numpy(), True
+    masses[chosen], read[chosen] = scores.importance, True
     return Masses(masses, read)
 
 
-def best_tokens(request: SelectRequest, importance: Float32Array, most: int) -> Int32Array:
+def best_tokens(reading: Reading, importance: Float32Array, most: int) -> Int32Array:
     """The tokens of the best units and of their labels, of those that may be dropped: at most `most`. int32 [K],
     ascending."""
-    droppable = request.droppable
+    request, droppable = reading.request, reading.droppable
     if most < 1 or not importance[droppable].any():
         return np.zeros(0, np.int32)
     share = most / int(droppable.sum())
     options = request.options.model_copy(update={"keep_rate": min(1.0, share), "coverage": None, "min_keep": share})
-    kept, _ = select(
-        torch.from_numpy(importance), options, replace(request.layout, rate_spans=no_pairs(), rates=no_scores())
-    )
-    positions = kept.numpy().astype(np.int32)
-    return positions[droppable[positions]][:most]
+    kept, _ = select(importance, options, replace(request.layout, rate_spans=no_pairs(), rates=no_scores()))
+    return kept[droppable[kept]][:most].astype(np.int32)

@@ -3,26 +3,25 @@
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from kv_transfer.arrays import Int32Array, mask_of
 from kv_transfer.drafts import UNDRAFTED
-from kv_transfer.limits import check_selection
+from kv_transfer.layout import TextLayout
 from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import AUTO
-from kv_transfer.windows import decided
+from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo
-from speculator_service.apart import apart
-from speculator_service.engine import Scores, SpeculatorEngine
-from speculator_service.reading import reads_in_windows
-from speculator_service.records import MAX_TOKENS, Record, RecordMatch, Records
-from speculator_service.request_scores import scores_of
-from speculator_service.scoring.extension import Extended, KnownPrefix, Prompt, extend
-from speculator_service.scoring.selection import coverage, select
-from speculator_service.scoring.units import unit_means
+from speculator_service.drafting import DraftService
+from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
+from speculator_service.reading import Reading, apart, read_again, read_in_windows
+from speculator_service.selection.extension import Extended, KnownPrefix, Prompt, extend
+from speculator_service.selection.passages import Masses, lexical_importance, passage_importance, with_lexical
+from speculator_service.selection.records import MAX_TOKENS, Record, RecordMatch, Records
+from speculator_service.selection.select import coverage, select
+from speculator_service.selection.units import unit_means
 
 logger = logging.getLogger(__name__)
 
@@ -44,17 +43,19 @@ class RecordCounts:
 class SpeculatorService:
     """Makes selections with any speculator engine. Calls may run concurrently; the engine batches them.
 
-    A prompt that begins like an earlier one extends what was kept for that one (`records`).
+    A prompt that begins like an earlier one extends what was kept for that one (`selection.records`).
     """
 
     def __init__(
         self,
         engine: SpeculatorEngine,
         address: str | None = None,
+        drafts: DraftService | None = None,
         *,
         records: Records | None = None,
     ) -> None:
         """address: host:port of this replica's draft channel. With it, requests with decode options keep a session.
+        drafts: where the session begins.
 
         An engine without `supports_drafts` keeps none. Its answers are drafted by their look-ahead tokens only.
         records: by default its own, as many as the engine's prefix cache has room for.
@@ -62,6 +63,7 @@ class SpeculatorService:
         self.engine = engine
         self.address = address if engine.supports_drafts else None
         self.records = Records(engine.info.cache_tokens or MAX_TOKENS) if records is None else records
+        self._drafts = drafts
         self._counts = RecordCounts()
         self._freeing: set[asyncio.Task[None]] = set()
 
@@ -73,53 +75,57 @@ class SpeculatorService:
     async def select(self, request: SelectRequest) -> Selection:
         """Score the prompt [M] and select by the request's options. Cancelling this call aborts it in the engine.
 
-        A call that does not return leaves no session. Raises InvalidRequestError for an invalid request,
-        EngineUnavailableError if the engine is dead, SkimError if the engine returns invalid scores.
+        A call that does not return leaves no session. The selection names no session if there is no room for one more.
+        Raises InvalidRequestError for an invalid request, EngineUnavailableError if the engine is dead, SkimError if
+        the engine returns invalid scores.
         """
-        request = decided(request, self.info)
-        check_selection(request, self.info)
-        context = self.draft_context(request)
+        reading = Reading.of(request, self.info)
+        reading.check(self.info)
+        context = self._draft_context(reading)
         try:
-            return await self._select(request, context)
+            selection = await self._select(reading, context)
         except BaseException:
-            if context:
+            if context == "full":
                 self._free(request.request_id)
             raise
+        kept = selection.kept
+        if self._drafts is None or kept.session is None or self._drafts.begin(kept, context, request.cache_salt):
+            return selection
+        return replace(selection, kept=replace(kept, session=None))
 
-    def draft_context(self, request: SelectRequest) -> str | None:
+    def _draft_context(self, reading: Reading) -> str | None:
         """What a drafting session of this request reads, as `DecodeOptions.draft_context`; None: there is no session.
 
         A prompt that fills the engine's positions has none: no draft would fit behind it.
         The engine keeps a session over the full prompt, which it has read for the scores. The drafter opens a session
         over the kept prompt, while the target reads the same tokens. Windows leave no session over the full prompt.
         """
-        decode, request = request.decode, decided(request, self.info)
-        if not self.address or decode is None:
+        decode, limit = reading.request.decode, min(self.info.max_model_len, self.info.max_position)
+        if not self.address or decode is None or reading.request.size + UNDRAFTED >= limit:
             return None
-        limit = min(self.info.max_model_len, self.info.max_position)
-        if request.size + UNDRAFTED >= limit:
-            return None
-        if reads_in_windows(self.engine, request):
+        if reading.plan is not None:
             return "kept"
-        context = decode.draft_context
-        return None if context == "full" and request.options.selector == "lexical" else context
+        return None if decode.draft_context == "full" and reading.is_lexical else decode.draft_context
 
     def _free(self, session: str) -> None:
         """Close the engine's session, if it has one, in the background: the caller may be cancelled."""
-        task = asyncio.create_task(self.engine.close_session(session))
+
+        async def close() -> None:
+            try:
+                await self.engine.close_session(session)
+            except Exception as error:
+                logger.warning("a session without a selection was not closed: %s", error)
+
+        task = asyncio.create_task(close())
         self._freeing.add(task)
-        task.add_done_callback(self._freed)
+        task.add_done_callback(self._freeing.discard)
 
-    def _freed(self, task: asyncio.Task[None]) -> None:
-        self._freeing.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            logger.warning("a session without a selection was not closed: %s", error)
-
-    async def _select(self, request: SelectRequest, context: str | None) -> Selection:
-        """context: by `draft_context`."""
-        scores = await scores_of(self.engine, request, keep_session=context == "full")
+    async def _select(self, reading: Reading, context: str | None) -> Selection:
+        """context: by `_draft_context`."""
+        request = reading.request
+        scores = await scores_of(self.engine, reading, keep_session=context == "full")
         start = time.perf_counter()
-        kept, share = await self._choose(request, scores)
+        kept, share = await self._choose(reading, scores)
         prompt = KeptPrompt(
             token_ids=request.token_ids[kept.positions],
             positions=kept.positions,
@@ -127,109 +133,158 @@ class SpeculatorService:
             look_ahead_tokens=np.array(scores.look_ahead_tokens, np.int32),
             session=SessionHandle(self.address, request.request_id) if self.address and context else None,
         )
-        timings = {**scores.timings, "select": (time.perf_counter() - start) * 1e3}
-        importance = scores.importance.to("cpu", torch.float32).numpy()
-        starts = request.layout.unit_starts(importance.size, request.options)
+        starts = request.layout.unit_starts(request.size, request.options)
         return Selection(
             prompt,
             share,
-            importance if request.return_importance else None,
-            timings,
+            scores.importance if request.return_importance else None,
+            {**scores.timings, "select": (time.perf_counter() - start) * 1e3},
             kept.reused,
             scores.cached_tokens,
-            unit_means(importance, starts).astype(np.float32),
+            unit_means(scores.importance, starts).astype(np.float32),
         )
 
-    async def _choose(self, request: SelectRequest, scores: Scores) -> tuple[Extended, float]:
+    async def _choose(self, reading: Reading, scores: Scores) -> tuple[Extended, float]:
         """What is kept, and its share of the importance. Reads and writes the records."""
-        fresh, share = await apart(request.size, _fresh_selection, request, scores)
+        request = reading.request
+        fresh, share = await apart(request.size, _fresh_selection, reading, scores)
         if request.options.reuse != "on":
             return Extended(fresh, 0), share
-        found, replaced, kept = self._find(request, scores), None, Extended(fresh, 0)
-        if found is not None:
-            record = found.record
+        match, replaced, kept = self._find(reading, scores), None, Extended(fresh, 0)
+        if match is not None:
+            record = match.record
             if _answers(record, request):
                 kept = Extended(record.positions, record.positions.size)
             else:
-                kept = await apart(request.size, _extended, request, scores, fresh, found)
-            whole = found.common == record.token_ids.size and kept.reused == record.positions.size
-            replaced = record if whole else None
-            share = coverage(scores.importance, torch.from_numpy(kept.positions).long())
-            self._count(kept)
+                kept = await apart(request.size, _extended, reading, scores, fresh, match)
+            continues = match.common == record.token_ids.size and kept.reused == record.positions.size
+            replaced = record if continues else None
+            share = coverage(scores.importance, kept.positions)
+            self._counts.record_hits += 1
+            self._counts.reused_tokens += kept.reused
+            self._counts.late_tokens += kept.late
+            self._counts.compactions += kept.compacted
         self.records.add(
             request.token_ids,
             kept.positions,
             request.options,
             request.cache_salt,
-            regions=_regions(request),
+            regions=_regions(request.layout),
             replaces=replaced,
         )
         return kept, share
 
-    def _find(self, request: SelectRequest, scores: Scores) -> RecordMatch | None:
+    def _find(self, reading: Reading, scores: Scores) -> RecordMatch | None:
         """The record that this prompt extends. One whose prefix the engine's cache lost is dropped."""
-        found = self.records.find(request.token_ids, request.cache_salt)
-        if found is None or not self.info.cache_tokens or request.options.selector == "lexical":
-            return found
-        if reads_in_windows(self.engine, request):
-            return found  # what is cached of windows says nothing about the prompt's beginning
+        request = reading.request
+        match = self.records.find(request.token_ids, request.cache_salt)
+        # What is cached of windows says nothing about the prompt's beginning.
+        if match is None or not self.info.cache_tokens or reading.is_lexical or reading.plan is not None:
+            return match
         # The engine may read the question again although it is in the cache. Its own tokenizer may count fewer tokens.
-        asked = request.layout.final_questions(request.droppable)
-        expected = min([found.common, *(first for first, _ in asked)]) // 4 - BLOCK_TOKENS
+        questions = request.layout.final_questions(reading.droppable)
+        expected = min([match.common, *(first for first, _ in questions)]) // 4 - BLOCK_TOKENS
         if scores.cached_tokens >= expected:
-            return found
+            return match
         self._counts.records_lost += 1
-        self.records.drop(found.record)
+        self.records.drop(match.record)
         return None
-
-    def _count(self, kept: Extended) -> None:
-        self._counts.record_hits += 1
-        self._counts.reused_tokens += kept.reused
-        self._counts.late_tokens += kept.late
-        self._counts.compactions += kept.compacted
 
     def stats(self) -> dict[str, int]:
         """Counts of the reuse of records, by the names of the speculator's metrics."""
         return {**vars(self._counts), "records": len(self.records)}
 
 
-def _fresh_selection(request: SelectRequest, scores: Scores) -> tuple[Int32Array, float]:
+async def scores_of(engine: SpeculatorEngine, reading: Reading, *, keep_session: bool = False) -> Scores:
+    """The scores of the prompt [M] by the request's options: the speculator's attention, the words shared with the
+    question (BM25), or their sum.
+
+    keep_session: as in `SpeculatorEngine.score`.
+
+    Words are in the sum where the layout has them: with retrieval heads by passages. Raises as
+    `SpeculatorEngine.score`, InvalidRequestError for a lexical selection without words, and SkimError for scores that
+    do not fit the prompt.
+    """
+    request = reading.request
+    options, layout = request.options, request.layout
+    has_words = options.granularity == "text" and layout.words.size > 0
+    has_question = has_words and len(layout.questions) > 0
+    if reading.is_lexical:
+        if not has_question:
+            raise InvalidRequestError(
+                "speculative_prefill.selector lexical needs granularity text and a prompt of text with a question: send"
+                " such a prompt, or set the selector to speculator"
+            )
+        return Scores(lexical_importance(layout, request.size), [], {"queue": 0.0, "speculate": 0.0})
+    if reading.plan is not None:
+        scores = await read_in_windows(engine, reading)
+    else:
+        scores = await engine.score(
+            ScoreRequest(
+                request.request_id,
+                request.token_ids,
+                options,
+                cache_salt=request.cache_salt,
+                keep_session=keep_session,
+                questions=layout.final_questions(reading.droppable),
+            )
+        )
+    if scores.importance.shape != request.token_ids.shape:
+        shapes = f"{scores.importance.shape} for a prompt of {request.token_ids.shape}"
+        raise SkimError(f"the speculator's scores do not fit the prompt: {shapes}")
+    if options.scoring == "heads" and has_words:
+        return await _by_passages(engine, reading, scores)
+    if not has_question:
+        return scores
+    words = lexical_importance(layout, request.size)
+    return replace(scores, importance=with_lexical(scores.importance, words, reading.droppable))
+
+
+async def _by_passages(engine: SpeculatorEngine, reading: Reading, scores: Scores) -> Scores:
+    """The sum of heads and words by passages, after a second read of what several windows rank highest."""
+    size, layout = reading.request.size, reading.request.layout
+    first = Masses(scores.importance, reading.droppable)
+    importance = await apart(size, passage_importance, first, layout)
+    timings, began = dict(scores.timings), time.perf_counter()
+    if (again := await read_again(engine, reading, importance)) is not None:
+        importance = await apart(size, passage_importance, first, layout, again)
+        timings["speculate"] = timings.get("speculate", 0.0) + 1e3 * (time.perf_counter() - began)
+    return replace(scores, importance=importance, timings=timings)
+
+
+def _fresh_selection(reading: Reading, scores: Scores) -> tuple[Int32Array, float]:
     """What `select` keeps of a prompt without a record, int32 [F], and its share of the importance."""
-    options = request.options.covering(int(request.droppable.sum()))
-    chosen, share = select(scores.importance, options, request.layout)
+    layout, options = reading.request.layout, reading.request.options
+    options = options.covering(int(reading.droppable.sum()))
+    chosen, share = select(scores.importance, options, layout)
     if options.keep_rate != AUTO and options.coverage is not None:  # `select` bounds no such coverage
-        least, of_least = select(scores.importance, options.least, request.layout)
-        if least.numel() > chosen.numel():
-            chosen, share = least, of_least
-    return chosen.numpy().astype(np.int32), share
+        least, share_of_least = select(scores.importance, options.least, layout)
+        if least.size > chosen.size:
+            chosen, share = least, share_of_least
+    return chosen.astype(np.int32), share
 
 
-def _extended(request: SelectRequest, scores: Scores, fresh: Int32Array, found: RecordMatch) -> Extended:
+def _extended(reading: Reading, scores: Scores, fresh: Int32Array, match: RecordMatch) -> Extended:
     """What is kept of a prompt that extends a record. fresh: as of `_fresh_selection`."""
-    options = request.options.covering(int(request.droppable.sum()))
-    importance, record = scores.importance.to("cpu", torch.float32).numpy(), found.record
-    prompt = Prompt(importance, fresh, options, request.layout)
-    kept = extend(prompt, KnownPrefix(record.positions, record.token_ids.size, found.common))
-    if kept.positions.size < fresh.size and not _keeps_enough(request, scores, kept.positions):
-        return Extended(fresh, 0, compacted=True)
-    return kept
-
-
-def _keeps_enough(request: SelectRequest, scores: Scores, positions: Int32Array) -> bool:
-    """Whether these are as many of the tokens that have no rule of their own as `min_keep` asks for."""
+    request, record = reading.request, match.record
+    prompt = Prompt(scores.importance, fresh, request.options, request.layout)
+    kept = extend(prompt, KnownPrefix(record.positions, record.token_ids.size, match.common))
+    if kept.positions.size >= fresh.size:
+        return kept
+    # As many of the tokens that have no rule of their own stay as `min_keep` asks for.
     least, _ = select(scores.importance, request.options.least, request.layout)
-    free = request.droppable & ~mask_of(request.layout.rate_spans, request.size)
-    return bool(free[positions].sum() >= free[least.numpy()].sum())
+    free = reading.droppable & ~mask_of(request.layout.rate_spans, request.size)
+    enough = free[kept.positions].sum() >= free[least].sum()
+    return kept if enough else Extended(fresh, 0, compacted=True)
 
 
 def _answers(record: Record, request: SelectRequest) -> bool:
     """Whether the record is of the same request: the same prompt with the same rules keeps the same tokens."""
-    same = record.options == request.options and record.regions == _regions(request)
+    same = record.options == request.options and record.regions == _regions(request.layout)
     return same and np.array_equal(record.token_ids, request.token_ids)
 
 
-def _regions(request: SelectRequest) -> tuple[bytes, ...]:
-    """The regions of a request with rules of their own, as `Record.regions`."""
-    layout = request.layout
+def _regions(layout: TextLayout) -> tuple[bytes, ...]:
+    """What of a layout has rules of its own, as `Record.regions`."""
     names = "protected", "rate_spans", "rates", "units", "indents", "links", "headings"
     return tuple(getattr(layout, name).tobytes() for name in names)

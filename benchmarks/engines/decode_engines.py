@@ -24,8 +24,8 @@ from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim.engines import EngineSettings, PairEngines
 from skim_common.environment import CORES, with_environment
 from skim_common.models.source import local_folder
-from speculator_service.drafting.drafter import DraftService
-from speculator_service.factory import create_engine as create_speculator
+from speculator_service.drafting import DraftService
+from speculator_service.engine import create_engine as create_speculator
 from target_service.engine import create_engine as create_target
 
 

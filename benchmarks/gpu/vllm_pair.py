@@ -29,7 +29,7 @@ from skim.engines import EngineSettings, PairEngines
 from skim_common.errors import SkimError
 from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model, text_config
-from speculator_service.drafting.drafter import DraftService
+from speculator_service.drafting import DraftService
 from speculator_service.engine import ScoreRequest
 from speculator_service.scoring.heads import Head, HeadProfile, save
 

@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import replace
 
 import numpy as np
-import torch
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 
@@ -99,7 +98,7 @@ class MockSpeculator(SpeculatorEngine):
         if request.keep_session:
             self.sessions[request.request_id] = (int(token_ids.size), int(token_ids[-1]))
         timings = {"queue": done.queue_ms, "speculate": done.ms}
-        return Scores(torch.from_numpy(_hash(token_ids)), tokens[1:], timings, done.cached_tokens)
+        return Scores(_hash(token_ids), tokens[1:], timings, done.cached_tokens)
 
     def likeliest(self, token: int) -> int:
         """The most probable token after `token`. Each following id has half the probability of the one before it."""

@@ -35,7 +35,7 @@ def heads(
     """
     from rich.progress import Progress
 
-    from speculator_service.factory import create_engine
+    from speculator_service.engine import create_engine
     from speculator_service.scoring.heads import save, saved_file
     from speculator_service.start.find_heads import find_heads
 

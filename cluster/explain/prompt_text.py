@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from router.prompt.rendered import MessageSpan, RenderedPrompt
 from skim_common.errors import ModelError
-from speculator_service.translation.token_text import TokenText
+from skim_common.models.token_text import TokenText
 
 UNKNOWN = b"\xef\xbf\xbd"
 """The text of a token id that is not in the vocabulary: U+FFFD in UTF-8."""

@@ -95,7 +95,7 @@ def check_models(config: DeploymentConfig) -> str | None:
     check_speculator(config.speculator.model, infos["speculator"].max_model_len)
     if config.router.select_only or same_tokens(infos["speculator"], infos["target"]):
         return None
-    from speculator_service.translation.engine import translation_for  # it imports torch
+    from speculator_service.translation import translation_for  # it imports torch
 
     translation_for(config.speculator.model, config.target.model)
     return "the models have two tokenizers: the speculator reads the text in its own tokens (docs/models.md)"

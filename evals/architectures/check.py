@@ -129,7 +129,7 @@ async def _check_speculator(model: str, recipe: Recipe, oracle: Oracle, speculat
     finally:
         engine.close()
     expected = oracle.last_row(prompt.token_ids.tolist())
-    error = _weights_error(scores.importance, expected, recipe.dtype)
+    error = _weights_error(torch.from_numpy(scores.importance), expected, recipe.dtype)
     if not error <= CLOSE_WEIGHTS[recipe.dtype]:
         return Role("wrong", "scores differ from the attention in transformers", error)
     if drafted:

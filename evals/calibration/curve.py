@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from evals.calibration.agreement import agreement
 from evals.calibration.prompts import CalibrationPrompt
@@ -13,7 +12,7 @@ from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.messages import FINAL_ONLY, KeptPrompt
 from kv_transfer.options import AUTO, SelectionOptions
 from skim.engines import PairEngines
-from speculator_service.scoring.selection import select
+from speculator_service.selection.select import select
 
 COVERAGES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -65,8 +64,8 @@ def wanted_coverage(observations: Sequence[Observation], wanted: float) -> float
 
 
 def _kept(prompt: CalibrationPrompt, importance: Float32Array, options: SelectionOptions) -> KeptPrompt:
-    positions, _ = select(torch.from_numpy(importance), options, prompt.layout)
-    at = positions.numpy().astype(np.int32)
+    positions, _ = select(importance, options, prompt.layout)
+    at = positions.astype(np.int32)
     return KeptPrompt(prompt.prompt.token_ids[at], at, prompt.prompt.size)
 
 

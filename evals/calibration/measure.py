@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.harness.json_lines import JsonLines
 from benchmarks.report.machine import machine
@@ -27,6 +26,7 @@ from evals.calibration.recall import JUDGED, Recall, beside_lexical, best_way, r
 from evals.run.ask import load_tokenizer, model_name
 from evals.run.engines import start_pair
 from evals.selection.chunk_recall import LEXICAL, WAYS, importance_of
+from kv_transfer.arrays import Float32Array
 from kv_transfer.options import AUTO, SelectionOptions
 from router.options.request import PrefillOptions
 from skim_common.errors import SkimError
@@ -131,7 +131,7 @@ async def _measure(
         done += weight
         progress(what, done / steps)
 
-    async def scored(prompt: CalibrationPrompt, options: SelectionOptions) -> torch.Tensor:
+    async def scored(prompt: CalibrationPrompt, options: SelectionOptions) -> Float32Array:
         return await importance_of(pair.speculator, pair.name("score"), prompt.prompt, prompt.layout, options)
 
     try:
@@ -155,7 +155,7 @@ async def _measure(
 
             async def observed(prompt: CalibrationPrompt = prompt) -> dict[str, Any]:
                 importance = await scored(prompt, options)
-                return (await observe(pair, prompt, importance.numpy(), options, settings.max_tokens)).to_json()
+                return (await observe(pair, prompt, importance, options, settings.max_tokens)).to_json()
 
             found = await journal.once(["answers", _digest(prompt), way], observed)
             observations.append(Observation(found["name"], tuple(found["kept"]), tuple(found["agreement"])))

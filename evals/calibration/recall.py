@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 
 from evals.calibration.prompts import CalibrationPrompt
 from evals.results.bootstrap import of_mean
 from evals.selection.chunk_recall import LEXICAL, kept_share
+from kv_transfer.arrays import Float32Array
 from kv_transfer.options import SelectionOptions
 
 RATES = (0.05, 0.1, 0.2)
@@ -18,7 +18,7 @@ Recall = dict[str, dict[str, list[float]]]
 """By way and keep rate (as text), the recall of each prompt."""
 
 
-def recalls(prompt: CalibrationPrompt, importance: torch.Tensor, options: SelectionOptions) -> dict[str, float]:
+def recalls(prompt: CalibrationPrompt, importance: Float32Array, options: SelectionOptions) -> dict[str, float]:
     """By keep rate, the share of the evidence's tokens that are kept. importance: float32 [M]."""
     fixed = {rate: options.model_copy(update={"keep_rate": rate, "coverage": None}) for rate in RATES}
     return {str(rate): kept_share(prompt.layout, prompt.evidence, importance, fixed[rate]) for rate in RATES}

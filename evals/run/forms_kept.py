@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.report import plots
 from benchmarks.report.machine import machine
@@ -26,12 +25,12 @@ from evals.tasks.forms import FORMS, LANGUAGES, FormPrompt, form_prompts
 from kv_transfer.arrays import mask_of
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
-from kv_transfer.windows import decided
 from router.options.request import PrefillOptions
 from skim.prompts import render
 from speculator_service.engine import SpeculatorEngine
-from speculator_service.request_scores import scores_of
-from speculator_service.scoring.selection import select
+from speculator_service.reading import Reading
+from speculator_service.selection.select import select
+from speculator_service.service import scores_of
 
 
 @dataclass(frozen=True)
@@ -102,14 +101,14 @@ async def _whole(
     rendered = render(template_messages(list(messages)), tokenizer)
     layout = rendered.layout(PrefillOptions())
     request = SelectRequest(name, rendered.token_ids, SelectionOptions(keep_rate=rate), layout)
-    request = decided(request, engine.info)
-    importance = (await scores_of(engine, request)).importance
-    kept = torch.zeros(rendered.size, dtype=torch.bool)
-    kept[select(importance, request.options, layout)[0]] = True
+    reading = Reading.of(request, engine.info)
+    importance = (await scores_of(engine, reading)).importance
+    kept = np.zeros(rendered.size, bool)
+    kept[select(importance, reading.request.options, layout)[0]] = True
     found: Found = {"speech": float(layout.fixed(rendered.size, 1).mean())}
     for part, texts in parts.items():
         places = [spans_of_texts(rendered, [text]) for text in texts]
-        found[part] = all(any(_is_kept(kept.numpy(), place) for place in spans) for spans in places)
+        found[part] = all(any(_is_kept(kept, place) for place in spans) for spans in places)
     return found
 
 

@@ -7,8 +7,7 @@ from typing import Any, Protocol, TypeVar
 from benchmarks.harness.json_lines import JsonLines
 from benchmarks.report.progress import Progress
 from evals.run.ask import model_name
-from speculator_service.engine import SpeculatorEngine
-from speculator_service.factory import create_engine
+from speculator_service.engine import SpeculatorEngine, create_engine
 
 Key = TypeVar("Key", int, str)
 Item = TypeVar("Item")

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
 from evals.selection.evidence import evidence_spans
 from evals.selection.prompts import template_messages
 from evals.tasks.registry import Sample
-from kv_transfer.arrays import mask_of
+from kv_transfer.arrays import Float32Array, mask_of
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
@@ -16,8 +16,9 @@ from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
 from skim.prompts import render as render_prompt
 from speculator_service.engine import SpeculatorEngine
-from speculator_service.request_scores import scores_of
-from speculator_service.scoring.selection import select
+from speculator_service.reading import Reading
+from speculator_service.selection.select import select
+from speculator_service.service import scores_of
 
 LEXICAL = "lexical"
 
@@ -73,18 +74,19 @@ async def chunk_recall(
 
 async def importance_of(
     engine: SpeculatorEngine, name: str, prompt: RenderedPrompt, layout: TextLayout, options: SelectionOptions
-) -> torch.Tensor:
+) -> Float32Array:
     """The prompt's scores, float32 [M]. name: the request's id."""
-    return (await scores_of(engine, SelectRequest(name, prompt.token_ids, options, layout))).importance
+    reading = Reading.of(SelectRequest(name, prompt.token_ids, options, layout), engine.info)
+    return (await scores_of(engine, reading)).importance
 
 
 def kept_share(
-    layout: TextLayout, evidence: Sequence[tuple[int, int]], importance: torch.Tensor, options: SelectionOptions
+    layout: TextLayout, evidence: Sequence[tuple[int, int]], importance: Float32Array, options: SelectionOptions
 ) -> float:
     """The share of the tokens in the spans `evidence` that a fresh selection keeps."""
-    kept = torch.zeros(importance.numel(), dtype=torch.bool)
+    kept = np.zeros(importance.size, bool)
     kept[select(importance, options, layout)[0]] = True
-    return float(kept[torch.from_numpy(mask_of(evidence, kept.numel()))].double().mean())
+    return float(kept[mask_of(evidence, kept.size)].mean())
 
 
 def mean(recall: Recall, way: str, rate: float) -> float:

@@ -189,7 +189,7 @@ class Forecaster:
 
     def _kept_tokens(self, sizes: KeptSizes, known: CachedPrefix, share: float) -> float:
         """The tokens that the target would read of the kept prompt: those of an extended one, or of a fresh selection
-        if they are fewer (`speculator_service.scoring.extension`)."""
+        if they are fewer (`speculator_service.selection.extension`)."""
         fresh = sizes.kept(share)
         if known.kept <= sizes.opening:
             return fresh - known.kept

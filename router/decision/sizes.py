@@ -2,7 +2,7 @@
 
     kept = protected + rate * tokens of each region with a rate of its own + share * all other tokens
 
-So a share or a rate is one of what may be dropped, as in `speculator_service.scoring.selection`. In windows
+So a share or a rate is one of what may be dropped, as in `speculator_service.selection.select`. In windows
 (`kv_transfer.windows.WindowPlan`) a speculator reads
 
     tokens = prompt - outside - cached + windows * (question + frame)

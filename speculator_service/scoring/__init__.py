@@ -1,5 +1,4 @@
-"""From queries and keys to kept tokens: the importance of the prompt tokens, and the selection.
+"""From queries and keys to scores: all heads or the heads of a profile, in torch and in Triton.
 
-Lives here: scoring in torch, the same scoring in Triton, head profiles, and the selection. Not here: the source of
-queries and keys.
+Not here: the source of queries and keys (`vllm_backend`), and what the scores select (`selection`).
 """

@@ -23,18 +23,26 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from kv_transfer.arrays import Int32Array, Span, no_numbers
+from kv_transfer.arrays import Float32Array, Int32Array, Span, no_numbers
 from kv_transfer.limits import check_ids, check_prompt, check_speculator_length
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo, check_speculator, inspect_model
 from skim_common.models.source import local_folder
-from speculator_service.engine import Drafted, ScoreRequest, Scores, SessionLimits, SpeculatorEngine
+from speculator_service.engine import (
+    GREEDY_BELOW,
+    MAX_TOP,
+    Drafted,
+    ScoreRequest,
+    Scores,
+    SessionLimits,
+    SpeculatorEngine,
+)
 from speculator_service.scoring.heads import HeadProfile, profile_of
 from speculator_service.scoring.queries import SCORE_ARG, ScoreQueries, question_rows
 from speculator_service.vllm_backend.scheduler import Gang
-from speculator_service.vllm_backend.sessions import DraftOptions, EngineSession, EngineSessionTable
+from speculator_service.vllm_backend.sessions import EngineSession, EngineSessionTable, drafted, sampling
 from speculator_service.vllm_backend.start import engine_length, start_engine
 from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens
 
@@ -136,28 +144,28 @@ class VllmSpeculator(SpeculatorEngine):
         check_speculator_length(prompt.context_length, 0, self.info)
         check_ids(prompt.token_ids, self._vocab_size)
         opened = EngineSession.over(prompt, cache_salt)
-        read = DraftOptions.of(1, 0.0, 0, self._vocab_size).sampling(opened.extra_args, await self._gang.join())
+        read = sampling(1, 0.0, 0, opened.extra_args, await self._gang.join())
         await self._generate(session, prompt.token_ids, read, opened.cache_salt)
         self._sessions.add(session, opened)
 
     async def draft(
         self, session: str, answer: Int32Array, count: int, *, temperature: float = 0.0, top_m: int = 0
     ) -> Drafted:
-        """See `SpeculatorEngine.draft`. A sampled draft has at most sessions.MAX_TOP pairs of q."""
+        """See `SpeculatorEngine.draft`. A sampled draft has at most MAX_TOP pairs of q."""
         kept = self._sessions.get(session)
         check_ids(answer, self._vocab_size)
         count = min(count, self.info.max_model_len - kept.context_length - answer.size)
         if count <= 0:
             await self.check_health()
             return Drafted(no_numbers())
-        options = DraftOptions.of(count, temperature, top_m, self._vocab_size)
-        gang = await self._gang.join()
-        asked, before = np.concatenate([kept.prompt, answer.astype(np.int32)]), kept.read
-        output = await self._generate(
-            f"{session}.{next(self._rounds)}", asked, options.sampling(kept.extra_args, gang), kept.cache_salt
-        )
-        self._sessions.note_round(kept, before, asked, output)
-        return options.drafted(output)
+        if temperature < GREEDY_BELOW or not top_m:
+            temperature, top_m = 0.0, 0
+        top_m = min(top_m, MAX_TOP, self._vocab_size)
+        options = sampling(count, temperature, top_m, kept.extra_args, await self._gang.join())
+        token_ids, before = np.concatenate([kept.prompt, answer.astype(np.int32)]), kept.read
+        output = await self._generate(f"{session}.{next(self._rounds)}", token_ids, options, kept.cache_salt)
+        self._sessions.note_round(kept, before, token_ids, output)
+        return drafted(output, top_m)
 
     async def close_session(self, session: str) -> None:
         """See `SpeculatorEngine.close_session`; its KV stays in the prefix cache until it is evicted."""
@@ -209,13 +217,13 @@ class VllmSpeculator(SpeculatorEngine):
             (await self._scored(f"{request_id}-{number}", token_ids, asked, None))[2]
             for number, asked in enumerate((by_rows, by_last))
         ]
-        return names, torch.stack(masses).view(2, len(names), -1)
+        return names, torch.from_numpy(np.stack(masses)).view(2, len(names), -1)
 
     async def _scored(
         self, request_id: str, token_ids: Int32Array, asked: ScoreQueries, cache_salt: str | None
-    ) -> tuple[RequestOutput, dict[str, Any], torch.Tensor]:
+    ) -> tuple[RequestOutput, dict[str, Any], Float32Array]:
         """Run a scoring request: vLLM's output, the worker's payload, and its scores, float32, flat."""
-        sampling = SamplingParams(
+        params = SamplingParams(
             temperature=0,
             # One more than the look-ahead, because the query of the last look-ahead token is needed too.
             max_tokens=asked.look_ahead + 1,
@@ -224,19 +232,19 @@ class VllmSpeculator(SpeculatorEngine):
             output_kind=RequestOutputKind.FINAL_ONLY,
             extra_args={SCORE_ARG: msgspec.to_builtins(asked)},
         )
-        output = await self._generate(request_id, token_ids, sampling, cache_salt)
+        output = await self._generate(request_id, token_ids, params, cache_salt)
         payload = output.kv_transfer_params
         if not payload or "importance" not in payload:
             raise SkimError(f"the speculator engine gave no scores for request {request_id}")
-        return output, payload, torch.frombuffer(bytearray(payload["importance"]), dtype=torch.float32)
+        return output, payload, np.frombuffer(bytearray(payload["importance"]), np.float32)
 
     async def _generate(
-        self, request_id: str, token_ids: Int32Array, sampling: SamplingParams, cache_salt: str | None
+        self, request_id: str, token_ids: Int32Array, params: SamplingParams, cache_salt: str | None
     ) -> RequestOutput:
         await self.check_health()
         prompt = tokens_input(np.asarray(token_ids).tolist(), cache_salt=cache_salt)
         try:
-            async with aclosing(self._engine.generate(prompt, sampling, request_id)) as outputs:
+            async with aclosing(self._engine.generate(prompt, params, request_id)) as outputs:
                 async for output in outputs:
                     if output.finished:
                         return output

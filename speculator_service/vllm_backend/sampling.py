@@ -10,7 +10,7 @@ from vllm.platforms import current_platform
 from vllm.v1.sample import sampler as v1_sampler
 from vllm.v1.sample.ops import topk_topp_sampler
 
-from speculator_service.vllm_backend.sessions import MAX_TOP
+from speculator_service.engine import MAX_TOP
 
 _vllm_top_k_top_p = topk_topp_sampler.apply_top_k_top_p
 

@@ -24,12 +24,6 @@ from skim_common.errors import SessionLostError
 from speculator_service.engine import Drafted
 from speculator_service.vllm_backend.scheduler import DRAFT_ARG
 
-MAX_TOP = 512
-"""Maximum number of tokens that a draft is sampled from."""
-
-# vLLM decodes greedily below this temperature (vllm.sampling_params._SAMPLING_EPS).
-_GREEDY_BELOW = 1e-5
-
 
 @dataclass(slots=True, eq=False)
 class EngineSession:
@@ -112,45 +106,34 @@ class EngineSessionTable:
         return {"sessions": len(self._sessions), **asdict(self.counts)}
 
 
-@dataclass(frozen=True, slots=True)
-class DraftOptions:
-    """The options of one round, see `SpeculatorEngine.draft`. top_m = 0 drafts greedily."""
+def sampling(
+    count: int, temperature: float, top_m: int, extra_args: Mapping[str, Any] | None, gang: tuple[int, int]
+) -> SamplingParams:
+    """vLLM's parameters of a round, see `SpeculatorEngine.draft`. top_m = 0 drafts greedily.
 
-    count: int
-    temperature: float
-    top_m: int
+    The logprobs are those of the sampled distribution (logprobs_mode, set in `start`). gang: see `scheduler.Gang`.
+    """
+    return SamplingParams(
+        temperature=temperature,
+        top_k=top_m,
+        max_tokens=count,
+        logprobs=top_m or None,
+        flat_logprobs=True,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={**(extra_args or {}), DRAFT_ARG: gang},
+    )
 
-    @classmethod
-    def of(cls, count: int, temperature: float, top_m: int, vocab_size: int) -> "DraftOptions":
-        """The options within the engine's limits. If vLLM treats the temperature as greedy, q is one-hot."""
-        top_m = min(top_m, MAX_TOP, vocab_size) if temperature >= _GREEDY_BELOW else 0
-        return cls(count, temperature if top_m else 0.0, top_m)
 
-    def sampling(self, extra_args: Mapping[str, Any] | None, gang: tuple[int, int]) -> SamplingParams:
-        """vLLM's parameters. The logprobs are those of the sampled distribution (logprobs_mode, set in `start`).
-
-        gang: see `scheduler.gang`.
-        """
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_m,
-            max_tokens=self.count,
-            logprobs=self.top_m or None,
-            flat_logprobs=True,
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={**(extra_args or {}), DRAFT_ARG: gang},
-        )
-
-    def drafted(self, output: RequestOutput) -> Drafted:
-        """The drafts of a finished request, with the requested q."""
-        tokens = np.array(output.outputs[0].token_ids, np.int32)
-        flat = output.outputs[0].logprobs
-        if flat is None:
-            return Drafted(tokens)
-        # Each row holds the sampled token, then the likeliest tokens.
-        ids = np.array(flat.token_ids, np.int32).reshape(tokens.size, -1)[:, 1 : self.top_m + 1]
-        q = np.exp(np.array(flat.logprobs, np.float64).reshape(tokens.size, -1)[:, 1 : self.top_m + 1])
-        q /= q.sum(axis=1, keepdims=True)
-        return Drafted(tokens, ids.flatten(), q.astype(np.float32).flatten())
+def drafted(output: RequestOutput, top_m: int) -> Drafted:
+    """The drafts of a finished request, with q of `top_m` pairs each."""
+    tokens = np.array(output.outputs[0].token_ids, np.int32)
+    flat = output.outputs[0].logprobs
+    if flat is None:
+        return Drafted(tokens)
+    # Each row holds the sampled token, then the likeliest tokens.
+    ids = np.array(flat.token_ids, np.int32).reshape(tokens.size, -1)[:, 1 : top_m + 1]
+    q = np.exp(np.array(flat.logprobs, np.float64).reshape(tokens.size, -1)[:, 1 : top_m + 1])
+    q /= q.sum(axis=1, keepdims=True)
+    return Drafted(tokens, ids.flatten(), q.astype(np.float32).flatten())

@@ -13,8 +13,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from skim_common.errors import ModelError
 from skim_common.models.info import longrope_original, text_config, window_of_all_layers
+from speculator_service.engine import MAX_TOP
 from speculator_service.vllm_backend.keys import PLAIN_CACHES, STORED_FP8
-from speculator_service.vllm_backend.sessions import MAX_TOP
 from vllm_hooks.engine import check_options, engine_config, start
 
 WORKER = "speculator_service.vllm_backend.worker.SpeculatorWorker"

@@ -25,7 +25,7 @@ from kv_transfer.draft_channel import DraftServer
 from kv_transfer.messages import ACCEPTED, GenerateOutput, GenerateRequest, SessionHandle
 from kv_transfer.options import DecodeOptions
 from skim_common.errors import ModelError
-from speculator_service.drafting.drafter import DraftService
+from speculator_service.drafting import DraftService
 from tests.e2e.conftest import ROOT
 from tests.engine.target_service.vllm_backend.cases import (
     GREEDY,

@@ -8,25 +8,25 @@ in 1,000 runs.
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
 from evals.selection import chunk_recall as recall
 from evals.selection.chunk_recall import chunk_recall, mean
 from evals.tasks.registry import make_samples
+from kv_transfer.arrays import Float32Array
 from kv_transfer.options import SelectionOptions
 from skim_common.models.info import load_tokenizer
-from speculator_service.engine import SpeculatorEngine
-from speculator_service.factory import create_engine
+from speculator_service.engine import SpeculatorEngine, create_engine
 
 pytestmark = pytest.mark.nightly
 
 LENGTH, SAMPLES, RATE, BOUND = 800, 8, 0.2, 0.8
-WAYS = {"default": SelectionOptions(), "lexical": SelectionOptions(selector="lexical")}
-BROKEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+WAYS = {"default": SelectionOptions(scoring="attention", read="whole"), "lexical": SelectionOptions(selector="lexical")}
+BROKEN: dict[str, Callable[[Float32Array], Float32Array]] = {
     "reversed": lambda scores: scores.max() - scores,
-    "of other positions": lambda scores: scores.roll(96),
-    "mirrored": lambda scores: scores.flip(0),
+    "of other positions": lambda scores: np.roll(scores, 96),
+    "mirrored": lambda scores: scores[::-1],
 }
 
 
@@ -47,7 +47,7 @@ async def test_scores_keep_the_evidence_and_broken_scores_do_not(
         return len(tokenizer(text).input_ids)
 
     samples = list(make_samples(["single_needle"], [LENGTH], SAMPLES, seed=0, style="instruct", tokens=tokens))
-    score, scored = recall.importance_of, dict[str, torch.Tensor]()
+    score, scored = recall.importance_of, dict[str, Float32Array]()
 
     async def remembered(engine, name, *asked):
         if name not in scored:

@@ -10,10 +10,10 @@ import pytest
 from evals.results import keep_rates as results
 from evals.run.failure_pages import INDEX
 from evals.run.run import EvalSettings, run
-from kv_transfer.messages import SelectRequest
 from speculator_service import service
 from speculator_service.engine import Scores, SpeculatorEngine
-from speculator_service.request_scores import scores_of
+from speculator_service.reading import Reading
+from speculator_service.service import scores_of
 from tests.unit.cluster.explain.test_page import data_of
 
 pytestmark = pytest.mark.nightly
@@ -32,9 +32,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reversed_scores() -> Iterator[None]:
     """At the lowest keep rate, what matters least has the highest score."""
 
-    async def scored(engine: SpeculatorEngine, request: SelectRequest, **more: Any) -> Scores:
-        scores = await scores_of(engine, request, **more)
-        if request.options.keep_rate != ALMOST_NOTHING:
+    async def scored(engine: SpeculatorEngine, reading: Reading, **more: Any) -> Scores:
+        scores = await scores_of(engine, reading, **more)
+        if reading.request.options.keep_rate != ALMOST_NOTHING:
             return scores
         return replace(scores, importance=scores.importance.max() - scores.importance)
 

@@ -22,7 +22,7 @@ from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.pools.interface import unwatched
 from router.pools.serve_pools import Admitted
-from speculator_service.records import Records
+from speculator_service.selection.records import Records
 from speculator_service.service import SpeculatorService
 from tests.unit.actors.local_meter import LocalMeter
 

@@ -33,8 +33,8 @@ from router.prompt.token_cache import KnownTokens
 from router.vllm_front import body_errors
 from skim_common.errors import InvalidRequestError
 from skim_common.nesting import too_deep
-from speculator_service.scoring.units import nested_ranks
-from speculator_service.translation.alignment import readable
+from speculator_service.selection.units import nested_ranks
+from speculator_service.translation import readable
 from tests.unit.router.prompt.test_control_tokens import byte_level
 
 SIZES = 65536, 32768, 16384, 8192

@@ -17,7 +17,7 @@ from skim.engines import EngineSettings, PairEngines
 from skim_common.errors import ModelError, SkimError
 from skim_common.models.info import inspect_model, load_tokenizer
 from speculator_service.start import find_heads
-from speculator_service.translation.engine import TranslatingSpeculator
+from speculator_service.translation import TranslatingSpeculator
 from tests.reference.tokenizers_by_kind import model_without_weights
 from tests.unit.conftest import MODELS
 from tests.unit.kv_transfer.layouts import layout_of
@@ -219,7 +219,7 @@ async def test_a_line_brings_what_is_nested_under_it():
 
 async def test_a_line_brings_one_that_shares_an_identifier(monkeypatch):
     """As in serving: the links reach the selection. The mock's lines all score about the same."""
-    monkeypatch.setattr("speculator_service.scoring.units.LINKED", 1.0)
+    monkeypatch.setattr("speculator_service.selection.units.LINKED", 1.0)
     pair = PairEngines(speculator=SPECULATOR)
     units = np.arange(0, 400, 20, dtype=np.int32)
     flat, options = layout_of(units=units, indents=[0] * 20), SelectionOptions(keep_rate=0.5, reuse="off")

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.mock_engines.speculator import MockSpeculator
 from benchmarks.mock_engines.target import MockTarget
 from skim_common.errors import SkimError
-from speculator_service.factory import create_engine as create_speculator
+from speculator_service.engine import create_engine as create_speculator
 from target_service.engine import create_engine as create_target
 from tests.unit.conftest import MODELS
 

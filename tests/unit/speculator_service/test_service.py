@@ -6,20 +6,18 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.layout import Frame
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import DecodeOptions, SelectionOptions
-from kv_transfer.windows import decided
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo
 from speculator_service import reading as read_module
 from speculator_service import service as service_module
-from speculator_service.apart import INLINE_TOKENS
 from speculator_service.engine import Scores
-from speculator_service.scoring.extension import extend
+from speculator_service.reading import INLINE_TOKENS, Reading
+from speculator_service.selection.extension import extend
 from speculator_service.service import SpeculatorService
 from tests.unit.kv_transfer.layouts import layout_of, relaid
 from tests.unit.speculator_service.reading.asking import asking as in_windows
@@ -34,7 +32,9 @@ class ScriptedEngine:
     supports_drafts = True
 
     def __init__(self, importance, look_ahead_tokens=()):
-        self.scores = Scores(torch.tensor(importance), list(look_ahead_tokens), {"queue": 1.0, "speculate": 2.0})
+        self.scores = Scores(
+            np.array(importance, np.float32), list(look_ahead_tokens), {"queue": 1.0, "speculate": 2.0}
+        )
         self.calls = 0
         self.asked = None
 
@@ -198,7 +198,6 @@ async def test_a_session_is_named_if_the_request_asks_for_drafts(make_request, a
     session = (await service.select(request)).kept.session
     assert (session and (session.address, session.id)) == (context and ("h:1", "r"))
     assert engine.asked.keep_session == (context == "full")
-    assert service.draft_context(request) == context
 
 
 async def test_an_engine_that_does_not_draft_keeps_no_session(make_request):
@@ -283,7 +282,7 @@ async def test_a_record_knows_the_rules_of_its_request(make_request):
     service = SpeculatorService(engine)
     request = make_request(prompt, keep_rate=0.1)
     first = await service.select(request)
-    engine.scores = Scores(torch.tensor([0.25] * 500 + [0.5] * 500), [])
+    engine.scores = Scores(np.array([0.25] * 500 + [0.5] * 500, np.float32), [])
     assert (await service.select(request)).kept.positions.tolist() == first.kept.positions.tolist()
     assert (first.kept.positions < 500).sum() == 4 * 32
     for rate in (0.75, 1.0):
@@ -359,7 +358,7 @@ async def test_no_window_is_longer_than_what_the_speculator_reads(demo_speculato
         await service.select(request)
         assert len(sizes) > 2
         assert max(sizes) <= 2000
-        windows.append(decided(request, engine.info).options.window_tokens)
+        windows.append(Reading.of(request, engine.info).request.options.window_tokens)
     assert windows[0] == windows[1], "a longer question leaves the windows of the text as they are"
 
 

@@ -5,13 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.mock_engines.speculator import MockSpeculator
-from kv_transfer.messages import SelectRequest
 from kv_transfer.options import DecodeOptions
-from speculator_service.drafting.begin import begin_drafts
-from speculator_service.drafting.drafter import DraftService
+from speculator_service.drafting import DraftService
 from speculator_service.service import SpeculatorService
 from tests.unit.kv_transfer.layouts import relaid
 
@@ -26,7 +23,7 @@ class RecordingEngine(MockSpeculator):
 
     async def score(self, request):
         scores = await super().score(request)
-        importance = torch.full((request.token_ids.size,), 1e-3)
+        importance = np.full(request.token_ids.size, 1e-3, np.float32)
         for rank, chunk in enumerate(self.important):
             importance[32 * chunk : 32 * chunk + 32] = 1 - rank / 100
         cached = 0 if self.forgets else scores.cached_tokens
@@ -149,8 +146,7 @@ async def test_a_kept_drafting_session_has_the_extended_prompt(turns, engine):
     assert two.kept.session.id == "r2"
     assert not two.kept.is_ascending
     drafts = DraftService(engine)
-    asked = SelectRequest("r2", np.array(SECOND, np.int32), decode=DecodeOptions(draft_context="kept"))
-    begin_drafts(drafts, asked, two, "kept")
+    assert drafts.begin(two.kept, "kept", None)
     await drafts._sessions["r2"].work
     late = int(two.late.sum())
     assert engine.sessions["r2"] == (len(SECOND) + late, SECOND[-1]), "read in the order of the cache"

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
 from speculator_service.engine import ScoreRequest, Scores
-from speculator_service.scoring.selection import select
+from speculator_service.selection.select import select
 from tests.reference import models, scoring_oracle
 from tests.reference.generation_oracle import GenerationOracle
 
@@ -37,9 +37,12 @@ class Rig:
         return GenerationOracle(self.engine.info.path)
 
     async def score(self, token_ids, options, request_id="r", question=None) -> Scores:
-        return await self.engine.score(
-            ScoreRequest(request_id, np.array(token_ids, np.int32), options, questions=(question,) if question else ())
+        """The scores, with the importance as a tensor."""
+        questions = (question,) if question else ()
+        scores = await self.engine.score(
+            ScoreRequest(request_id, np.array(token_ids, np.int32), options, questions=questions)
         )
+        return replace(scores, importance=torch.from_numpy(scores.importance))
 
     async def errors(self, cases) -> list[float]:
         """Score (token ids, options) cases together. Returns the largest errors; asserts equal tokens and kept sets."""
@@ -55,7 +58,7 @@ class Rig:
         ours, theirs = select(answer.importance, options)[0], select(expected.importance, options)[0]
         error = (answer.importance - expected.importance).abs().max().item()
         if error <= TOLERANCE:
-            assert torch.equal(ours, theirs)
+            assert np.array_equal(ours, theirs)
         return error
 
     async def keep(self, session, token_ids, options, **salt) -> KeptPrompt:

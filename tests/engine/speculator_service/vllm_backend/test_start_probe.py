@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from speculator_service.start.find_heads import COUNT, DEPTH, find_heads
@@ -39,7 +40,7 @@ async def test_scores_of_other_tokens(engine, smollm2, monkeypatch):
 
     async def behind(request):
         scores = await score(request)
-        return replace(scores, importance=scores.importance.roll(32))
+        return replace(scores, importance=np.roll(scores.importance, 32))
 
     monkeypatch.setattr(engine, "score", behind)
     assert "is not among the best sixth" in await find_failure(engine, str(smollm2))

@@ -13,7 +13,7 @@ from kv_transfer.draft_channel import DraftServer
 from kv_transfer.drafts import DraftRequest, DraftRow
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
-from speculator_service.drafting.drafter import DraftService
+from speculator_service.drafting import DraftService
 from target_service.vllm_backend.engine import VllmTarget
 from tests.engine.target_service.vllm_backend.broken_hooks import BreakableTarget
 from tests.engine.target_service.vllm_backend.cases import (

@@ -11,7 +11,7 @@ from actors.observability.exposition import exposed
 from actors.observability.metric_table import METRICS, pool_metric
 from actors.observability.metrics import PROCESS, ProcessMeter, pool_families
 from kv_transfer.draft_channel import DraftClient
-from speculator_service.drafting.drafter import Counters
+from speculator_service.drafting import Counters
 from speculator_service.service import RecordCounts
 from target_service.drafting.exchange import DraftExchange
 from target_service.drafting.requests import DraftedRequests

@@ -33,7 +33,7 @@ def engine(monkeypatch, tmp_path):
         progress(0, 24)
         return engine.found
 
-    monkeypatch.setattr("speculator_service.factory.create_engine", create)
+    monkeypatch.setattr("speculator_service.engine.create_engine", create)
     monkeypatch.setattr("speculator_service.start.find_heads.find_heads", find_heads)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

@@ -4,15 +4,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 
 from cluster.explain.prompt_text import PromptText
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
 from router.explain.explained import Explained
 from router.prompt.rendered import MessageSpan
-from speculator_service.scoring.selection import select
-from speculator_service.scoring.units import unit_means
+from speculator_service.selection.select import select
+from speculator_service.selection.units import unit_means
 from tests.unit.kv_transfer.layouts import layout_of
 
 WORDS = ("the", "router", "keeps", "what", "matters", "and", "drops", "a", "long", "rest", "\n\n", "of", "prompts,")
@@ -44,8 +43,8 @@ def explained(
         importance[place : place + 60] += rng.gamma(2.0, 0.05)
     chosen = SelectionOptions(**options)
     layout = layout_of(protected, units=units)
-    kept, share = select(torch.from_numpy(importance), chosen, layout)
-    positions, reused = kept.numpy().astype(np.int32), 0
+    kept, share = select(importance, chosen, layout)
+    positions, reused = kept.astype(np.int32), 0
     if later_turn:
         old, new = positions[positions < 0.6 * size], positions[positions >= 0.6 * size]
         late = old[(old > 0.3 * size) & (old < 0.36 * size)]

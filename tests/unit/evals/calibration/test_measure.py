@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 from cluster.config.load import load_config
 from evals.calibration.curve import COVERAGES, Observation, wanted_coverage
@@ -75,7 +74,7 @@ def test_the_best_way_has_the_highest_recall():
 def test_recall_is_the_kept_share_of_the_evidence():
     ids = np.arange(640, dtype=np.int32)
     prompt = CalibrationPrompt("p", RenderedPrompt(ids), NO_LAYOUT, [(32, 64), (320, 352)])
-    importance = torch.zeros(640)
+    importance = np.zeros(640, np.float32)
     importance[32:64] = 1.0
     options = SelectionOptions(protect_last=1)
     assert recalls(prompt, importance, options) == {"0.05": 0.5, "0.1": 0.5, "0.2": 0.5}

@@ -1,6 +1,6 @@
 """Chunk recall with scores that are known."""
 
-import torch
+import numpy as np
 
 from benchmarks.mock_engines.speculator import MockSpeculator
 from evals.selection.chunk_recall import WAYS, chunk_recall, kept_share, mean
@@ -12,7 +12,7 @@ RATES = [0.1, 0.4]
 
 
 def test_the_kept_share_of_the_evidence_counts_its_tokens():
-    importance = torch.zeros(640)
+    importance = np.zeros(640, np.float32)
     importance[320:352] = 1.0
     options, layout = SelectionOptions(keep_rate=0.05), layout_of([(0, 1)])
     assert kept_share(layout, [(325, 340)], importance, options) == 1.0

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from evals.selection.prompts import render
 from evals.selection.selectors import SELECTORS, Reading, fill
@@ -14,8 +13,8 @@ from kv_transfer.options import SelectionOptions
 from router.options.request import PrefillOptions
 from skim.engines import EngineSettings, PairEngines
 from skim_common.errors import SkimError
-from speculator_service.scoring.selection import select
-from speculator_service.scoring.units import unit_means
+from speculator_service.selection.select import select
+from speculator_service.selection.units import unit_means
 from tests.unit.evals.conftest import MODELS
 from tests.unit.kv_transfer.layouts import layout_of
 
@@ -136,14 +135,14 @@ async def test_random_chunks_follow_from_the_seed(keep, made, tokenizer):
 @pytest.mark.parametrize("keep_rate", [0.05, 0.1, 0.5, 0.9])
 async def test_filling_by_the_speculators_scores_is_its_selection(keep_rate, size):
     """The budget rule favours no selector: the same scores keep the same tokens."""
-    importance = torch.from_numpy(np.random.default_rng(0).random(size, np.float32))
+    importance = np.random.default_rng(0).random(size, np.float32)
     options, spans = SelectionOptions(keep_rate=keep_rate), [(0, 1), (size - 60, size - 20), (300, 310)]
     chosen, _ = select(importance, options, layout_of(spans))
     always = np.zeros(size, bool)
     for start, end in [*spans, (size - options.protect_last, size)]:
         always[start:end] = True
-    preference = unit_means(importance.numpy(), np.arange(0, importance.numel(), options.chunk_size))
-    assert fill(preference, always, chosen.numel(), options.chunk_size).tolist() == chosen.tolist()
+    preference = unit_means(importance, np.arange(0, importance.size, options.chunk_size))
+    assert fill(preference, always, chosen.size, options.chunk_size).tolist() == chosen.tolist()
 
 
 async def test_what_serving_would_not_compress_is_refused(made, tokenizer):

@@ -6,7 +6,7 @@ import torch
 
 from kv_transfer.options import SelectionOptions
 from router.decision.sizes import KeptShares, KeptSizes
-from speculator_service.scoring.selection import select
+from speculator_service.selection.select import select
 from tests.unit.kv_transfer.layouts import layout_of
 
 SPANS = np.array([(0, 3000), (7000, 7100)], np.int32)
@@ -18,7 +18,7 @@ def selected(options, spans, regions=(), granularity="text"):
     importance = torch.rand(SIZE, generator=torch.Generator().manual_seed(3))
     units = np.arange(0, SIZE, 10) if granularity == "text" else []
     options = SelectionOptions(protect_last=LAST, granularity=granularity, **options)
-    return int(select(importance, options, layout_of(spans, regions, units=units))[0].numel())
+    return int(select(importance, options, layout_of(spans, regions, units=units))[0].size)
 
 
 @pytest.mark.parametrize("granularity", ["text", "chunk"])

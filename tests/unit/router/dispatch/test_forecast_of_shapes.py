@@ -17,7 +17,7 @@ from router.decision.sizes import KeptSizes
 from router.dispatch.dispatcher import Dispatcher
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
-from speculator_service.records import Records
+from speculator_service.selection.records import Records
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import MODEL_NAME, MODELS, LocalPools
 

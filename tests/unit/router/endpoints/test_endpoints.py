@@ -8,7 +8,7 @@ from benchmarks.mock_engines.speculator import MockSpeculator
 from router.http.middleware import SkimMiddleware
 from router.options.headers import TIMING_PARTS, TOTAL
 from skim_common.models.info import check_pair
-from speculator_service.translation.engine import translated, translation_for
+from speculator_service.translation import translated, translation_for
 from tests.reference.tokenizers_by_kind import model_without_weights
 from tests.unit.router.asking import ENDPOINTS, KEEP, ask, events, request_body
 from tests.unit.router.conftest import MODEL_NAME, MODELS

@@ -67,7 +67,7 @@ async def test_no_prompt_is_logged(client, pools, document, logged, path):
 
 async def test_a_prompt_in_a_log_would_be_seen(logged):
     """The control: a prompt would be found in each of these loggers."""
-    for name in ("router.dispatch.dispatcher", "speculator_service.drafting.drafter", "vllm.entrypoints", "ray.serve"):
+    for name in ("router.dispatch.dispatcher", "speculator_service.drafting", "vllm.entrypoints", "ray.serve"):
         logging.getLogger(name).warning("prompt: %s", SECRET)
     reply_to_failure(RuntimeError(SECRET), "target")
     assert sum(SECRET in line for line in logged) == 5

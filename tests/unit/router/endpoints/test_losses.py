@@ -6,7 +6,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from router.options.request import PrefillOptions
-from speculator_service.records import Records
+from speculator_service.selection.records import Records
 from tests.unit.router.asking import CHAT_LIKE, ENDPOINTS, KEEP, ask, events, request_body
 from tests.unit.router.conftest import MODEL_NAME, until
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-import torch
 
 from kv_transfer import codec
 from router.admission.ticket import OverloadedError
@@ -23,7 +22,7 @@ from router.vllm_front.app import ServedModel, build_openai_app
 from router.vllm_front.select_endpoint import AT_ONCE
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from skim_common.models.info import load_tokenizer
-from speculator_service import request_scores
+from speculator_service import service as speculator_service
 from tests.unit.router.admission.test_api_keys import entry, write
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, until
 from tests.unit.router.endpoints.canaries import WORDS, call, result, user
@@ -39,7 +38,7 @@ BY_SCORE = {"scoring": "attention", "read": "whole"}
 @pytest.fixture(autouse=True)
 def words_are_not_in_the_sum(monkeypatch):
     """So that the scores are the mock's."""
-    monkeypatch.setattr(request_scores, "with_lexical", lambda importance, *_: importance)
+    monkeypatch.setattr(speculator_service, "with_lexical", lambda importance, *_: importance)
 
 
 def make_lines(count, seed=1):
@@ -79,7 +78,7 @@ def score_lines(pools, monkeypatch):
             for line in lines:
                 start = text.index(line)
                 importance[(ends > start) & (ends <= start + len(line))] = high
-            return replace(scores, importance=torch.from_numpy(importance))
+            return replace(scores, importance=importance)
 
         monkeypatch.setattr(pools.speculator_engine, "score", scored)
 

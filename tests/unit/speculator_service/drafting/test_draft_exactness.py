@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from speculator_service.drafting.drafter import DraftService
+from speculator_service.drafting import DraftService
 from tests.unit.speculator_service.drafting.draft_toys import (
     ToyEngine,
     ToyTarget,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.drafts import DraftRequest
-from speculator_service.drafting.drafter import DraftService
+from speculator_service.drafting import DraftService
 from tests.unit.speculator_service.drafting.draft_toys import RememberingEngine, ids, row, settle
 
 TABLE = np.random.default_rng(0).dirichlet(np.ones(8), size=8)

@@ -8,8 +8,7 @@ import pytest
 
 from kv_transfer.drafts import DraftRequest
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
-from speculator_service.drafting.drafter import DraftService
-from speculator_service.drafting.drafter_session import DrafterSession
+from speculator_service.drafting import DrafterSession, DraftService
 from speculator_service.engine import Drafted
 from tests.unit.speculator_service.drafting.draft_toys import (
     PROMPT,

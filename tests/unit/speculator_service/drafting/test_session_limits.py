@@ -8,10 +8,8 @@ import pytest
 
 from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import DraftReply, DraftRequest
-from kv_transfer.messages import KeptPrompt, Selection, SelectRequest, SessionHandle
-from kv_transfer.options import DecodeOptions, SelectionOptions
-from speculator_service.drafting.begin import begin_drafts
-from speculator_service.drafting.drafter import DraftService
+from kv_transfer.messages import KeptPrompt, SessionHandle
+from speculator_service.drafting import DraftService
 from speculator_service.engine import SessionLimits
 from target_service.drafting.exchange import DraftExchange
 from target_service.drafting.requests import AnswerEnd, DraftedRequests, Verified
@@ -39,10 +37,8 @@ class Client:
 
 def begun(service, name, prompt=PROMPT, context="kept"):
     """The prompt for the target after a selection, with its session if there is room for one."""
-    decoding = DecodeOptions(draft_context=context)
-    request = SelectRequest(name, prompt.token_ids, SelectionOptions(), decode=decoding)
-    selection = Selection(replace(prompt, session=SessionHandle("here:1", name)), 1.0)
-    return begin_drafts(service, request, selection, context).kept
+    named = replace(prompt, session=SessionHandle("here:1", name))
+    return named if service.begin(named, context, None) else prompt
 
 
 class Target:

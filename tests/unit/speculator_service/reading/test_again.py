@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from kv_transfer.layout import Frame
 from kv_transfer.messages import SelectRequest
@@ -16,8 +15,8 @@ from router.decision.sizes import WindowReads
 from router.options.request import PrefillOptions
 from skim_common.errors import EngineUnavailableError
 from speculator_service.engine import Scores
-from speculator_service.reading import best_tokens
-from speculator_service.request_scores import scores_of
+from speculator_service.reading import Reading, best_tokens
+from speculator_service.service import scores_of
 from tests.unit.kv_transfer.layouts import layout_of
 
 TEXT, UNIT = 2000, 20
@@ -50,21 +49,25 @@ class Reader:
         await asyncio.sleep(0)
         found = self._second if again else self._first
         mass = [found.get(int(token) - 1000, 0.001) for token in request.token_ids]
-        return Scores(torch.tensor(mass), [], {"queue": 0.0, "speculate": 1.0})
+        return Scores(np.array(mass, np.float32), [], {"queue": 0.0, "speculate": 1.0})
 
     @property
     def again(self):
         return [request for request in self.asked if ".again" in request.request_id]
 
 
+async def scored(engine, request) -> Scores:
+    return await scores_of(engine, Reading.of(request, engine.info))
+
+
 async def best_unit(engine, request) -> int:
-    scores = await scores_of(engine, request)
+    scores = await scored(engine, request)
     return int(scores.importance.argmax()) // UNIT
 
 
 async def test_the_best_of_all_windows_is_read_once_more_before_the_question():
     engine, request = Reader(first={20: 0.5, 70: 0.4}), asking()
-    await scores_of(engine, request)
+    await scored(engine, request)
     [again] = engine.again
     text = again.token_ids[2 : again.questions[0][0] - 1]
     assert text.size == plan_of(request).tokens_again == int(AGAIN_SHARE * TEXT)
@@ -82,8 +85,8 @@ async def test_the_second_read_ranks_anew():
 
 
 async def test_it_reads_as_much_as_it_may_of_what_may_be_dropped():
-    once = (await scores_of(Reader({20: 0.5}), asking(read_again="off"))).importance.numpy()
-    chosen = best_tokens(asking(), once, plan_of(asking()).tokens_again)
+    once = (await scored(engine := Reader({20: 0.5}), asking(read_again="off"))).importance
+    chosen = best_tokens(Reading.of(asking(), engine.info), once, plan_of(asking()).tokens_again)
     assert chosen.size == int(AGAIN_SHARE * TEXT)
     assert once[chosen].min() >= np.delete(once[:TEXT], chosen).max()
 
@@ -91,20 +94,20 @@ async def test_it_reads_as_much_as_it_may_of_what_may_be_dropped():
 @pytest.mark.parametrize("options", [{"read_again": "off"}, {"window_tokens": 4096}])
 async def test_one_window_and_a_client_that_wants_none_have_no_second_read(options):
     engine = Reader()
-    await scores_of(engine, asking(**options))
+    await scored(engine, asking(**options))
     assert not engine.again
 
 
 async def test_the_second_read_fits_into_the_model():
     engine, request = Reader(), asking()
     engine.info.max_model_len = 400
-    await scores_of(engine, request)
+    await scored(engine, request)
     assert engine.again[0].token_ids.size <= 400
 
 
 async def test_the_router_expects_the_work_of_both_reads():
     engine, request = Reader(), asking()
-    await scores_of(engine, request)
+    await scored(engine, request)
     options = PrefillOptions(scoring="heads", read="windows", window_tokens=512)
     reads = WindowReads.of(options, plan_of(request), request.size)
     windows = sum(one.token_ids.size for one in engine.asked if one not in engine.again)
@@ -118,10 +121,10 @@ async def test_the_router_expects_the_work_of_both_reads():
 
 async def test_a_second_read_that_fails_fails_the_selection():
     with pytest.raises(EngineUnavailableError, match="gone"):
-        await scores_of(Reader(fails=True), asking())
+        await scored(Reader(fails=True), asking())
 
 
 async def test_the_scores_are_the_same_when_the_prompt_comes_again():
     engine = Reader({20: 0.5}, {70: 0.5, 71: 0.2})
-    first, second = [(await scores_of(engine, asking())).importance for _ in range(2)]
-    assert torch.equal(first, second)
+    first, second = [(await scored(engine, asking())).importance for _ in range(2)]
+    assert np.array_equal(first, second)

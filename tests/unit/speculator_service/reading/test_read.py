@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.mock_engines.speculator import MockSpeculator
 from kv_transfer.drafts import DraftRequest, DraftRow
@@ -14,10 +13,9 @@ from kv_transfer.layout import Frame
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import AUTO_COVERAGE, HEADS_COVERAGE, LONG_COVERAGE, LONG_FROM, DecodeOptions, SelectionOptions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
-from speculator_service.drafting.begin import begin_drafts
-from speculator_service.drafting.drafter import DraftService
+from speculator_service.drafting import DraftService
 from speculator_service.engine import Scores, TooLongError
-from speculator_service.reading import read_in_windows, reads_in_windows
+from speculator_service.reading import Reading, read_in_windows
 from speculator_service.service import SpeculatorService
 from tests.unit.kv_transfer.layouts import layout_of, relaid
 
@@ -44,7 +42,7 @@ class Heads:
     """An engine with a head profile. A token's score follows from its id."""
 
     def __init__(self, fail_at=None, hang=False):
-        self.info = SimpleNamespace(path="model", has_head_profile=True)
+        self.info = SimpleNamespace(path="model", has_head_profile=True, max_model_len=8192, max_position=8192)
         self.asked, self.cancelled, self._fail_at, self._hang = [], 0, fail_at, hang
 
     async def score(self, request):
@@ -58,12 +56,16 @@ class Heads:
             self.cancelled += 1
             raise
         timings = {"queue": queue, "speculate": 1.0}
-        return Scores(torch.from_numpy(request.token_ids / 4096).float(), [], timings, cached_tokens=10)
+        return Scores((request.token_ids / 4096).astype(np.float32), [], timings, cached_tokens=10)
+
+
+async def read(engine, request) -> Scores:
+    return await read_in_windows(engine, Reading.of(request, engine.info))
 
 
 async def test_each_window_is_a_short_prompt_with_the_question_after_it():
     engine, request = Heads(), asking(cache_salt="tenant")
-    scores = await read_in_windows(engine, request)
+    scores = await read(engine, request)
     asked = request.token_ids[TEXT : TEXT + ASKED]
     for window in engine.asked:
         [(first, end)] = window.questions
@@ -76,7 +78,7 @@ async def test_each_window_is_a_short_prompt_with_the_question_after_it():
     assert len({window.request_id for window in engine.asked}) == len(engine.asked) >= 5
     text = np.concatenate([window.token_ids[2 : window.questions[0][0] - 1] for window in engine.asked])
     assert text.tolist() == request.token_ids[:TEXT].tolist()
-    importance = scores.importance.numpy()
+    importance = scores.importance
     assert np.array_equal(importance[:TEXT], (request.token_ids[:TEXT] / 4096).astype(np.float32))
     assert not importance[TEXT:].any()
     assert (scores.cached_tokens, scores.look_ahead_tokens) == (10 * len(engine.asked), [])
@@ -86,7 +88,7 @@ async def test_each_window_is_a_short_prompt_with_the_question_after_it():
 async def test_the_beginning_and_the_end_of_a_long_question_are_read():
     engine, ids = Heads(), np.arange(1000, dtype=np.int32)
     request = asking(token_ids=ids, question=(600, 990), protected=[[600, 990]], units=np.arange(0, 600, 10))
-    await read_in_windows(engine, request)
+    await read(engine, request)
     [asked] = {tuple(window.token_ids[slice(*window.questions[0])].tolist()) for window in engine.asked}
     assert asked == (*range(600, 616), *range(974, 990))
 
@@ -95,7 +97,7 @@ async def test_several_questions_share_the_room_for_one():
     engine, ids = Heads(), np.arange(1000, dtype=np.int32)
     asked = [(600, 603), (650, 690), (700, 990)]
     request = asking(token_ids=ids, questions=asked, protected=[[600, 990]], units=np.arange(0, 600, 10))
-    await read_in_windows(engine, request)
+    await read(engine, request)
     texts = {
         tuple(tuple(window.token_ids[slice(*span)].tolist()) for span in window.questions) for window in engine.asked
     }
@@ -118,8 +120,8 @@ class Inflating(Heads):
 
 async def test_a_window_that_is_too_long_in_the_speculators_own_tokens_is_read_in_halves():
     long = asking(options=WINDOWS.model_copy(update={"window_tokens": 512}))
-    scores = await read_in_windows(engine := Inflating(), long)
-    assert np.array_equal(scores.importance.numpy()[:TEXT], (long.token_ids[:TEXT] / 4096).astype(np.float32))
+    scores = await read(engine := Inflating(), long)
+    assert np.array_equal(scores.importance[:TEXT], (long.token_ids[:TEXT] / 4096).astype(np.float32))
     assert all(len(window.questions) == 1 for window in engine.asked)
     assert scores.cached_tokens == 10 * len(engine.asked)
     assert len({window.request_id for window in engine.asked}) == len(engine.asked) > 1
@@ -132,21 +134,21 @@ async def test_a_question_that_is_too_long_is_not_halved_for_ever():
             raise TooLongError("too long")
 
     with pytest.raises(TooLongError):
-        await read_in_windows(engine := Full(), asking())
+        await read(engine := Full(), asking())
     assert len(engine.asked) < 20
 
 
 async def test_a_window_that_fails_ends_all_others():
     engine = Heads(fail_at=3)
     with pytest.raises(EngineUnavailableError):
-        await read_in_windows(engine, asking())
+        await read(engine, asking())
     await asyncio.sleep(0)
     assert engine.cancelled == len(engine.asked) - 1
 
 
 async def test_a_client_that_leaves_ends_all_windows():
     engine = Heads(hang=True)
-    task = asyncio.create_task(read_in_windows(engine, asking()))
+    task = asyncio.create_task(read(engine, asking()))
     for _ in range(5):
         await asyncio.sleep(0)
     assert len(engine.asked) >= 5
@@ -171,7 +173,7 @@ async def test_a_client_that_leaves_ends_all_windows():
 def test_what_is_read_in_windows(changes, profile, wanted):
     engine = Heads()
     engine.info.has_head_profile = profile
-    assert reads_in_windows(engine, asking(**changes)) == wanted
+    assert (Reading.of(asking(**changes), engine.info).plan is not None) == wanted
 
 
 def test_windows_need_the_scores_of_heads():
@@ -268,11 +270,10 @@ async def test_a_prompt_may_be_longer_than_the_speculators_context(speculator):
 
 async def test_drafts_follow_over_the_kept_prompt(demo_speculator):
     engine = MockSpeculator(demo_speculator, head_profile=True)
-    service, drafts = SpeculatorService(engine, "host:1"), DraftService(engine)
+    drafts = DraftService(engine)
     request = asking(token_ids=asking().token_ids % 500, decode=DecodeOptions())
-    selection = await service.select(request)
+    await SpeculatorService(engine, "host:1", drafts).select(request)
     assert "r" not in engine.sessions
-    begin_drafts(drafts, request, selection, service.draft_context(request))
     for _ in range(20):
         await asyncio.sleep(0)
     assert engine.sessions["r"][0] == request.token_ids.size

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +15,8 @@ from kv_transfer.windows import MOST_COMPUTED, QUESTION_SHARE, plan_of
 from router.decision.sizes import WindowReads
 from router.options.request import PrefillOptions
 from speculator_service.engine import Scores
-from speculator_service.request_scores import scores_of
+from speculator_service.reading import Reading
+from speculator_service.service import scores_of
 from tests.unit.kv_transfer.layouts import layout_of
 
 LAST = 4
@@ -26,12 +26,12 @@ class Counting:
     """An engine with a head profile that counts what it is asked to compute."""
 
     def __init__(self):
-        self.info = SimpleNamespace(path="model", has_head_profile=True)
+        self.info = SimpleNamespace(path="model", has_head_profile=True, max_model_len=2**20, max_position=2**20)
         self.prompts = []
 
     async def score(self, request):
         self.prompts.append(int(request.token_ids.size))
-        return Scores(torch.zeros(request.token_ids.size), [])
+        return Scores(np.zeros(request.token_ids.size, np.float32), [])
 
 
 def ones(size):
@@ -56,7 +56,7 @@ def request_of(texts, *, window, question=20, frame=(12, 2, 6), units=16):
 async def computed(request):
     """The prompts that the engine is asked to compute, in tokens."""
     engine = Counting()
-    await scores_of(engine, request)
+    await scores_of(engine, Reading.of(request, engine.info))
     return engine.prompts
 
 

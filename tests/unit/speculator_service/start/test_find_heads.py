@@ -14,8 +14,7 @@ from skim_common.models.info import inspect_model
 from speculator_service.engine import Scores
 from speculator_service.scoring.heads import Head, HeadProfile, head_weights, load, row_weights, save, saved_file
 from speculator_service.start import find_heads as module
-from speculator_service.start.find_heads import COUNT, ensure_heads, find_heads
-from speculator_service.start.head_prompts import head_prompts
+from speculator_service.start.find_heads import COUNT, ensure_heads, find_heads, head_prompts
 from tests.unit.conftest import MODELS
 from vllm_hooks.needle_prompt import needle_prompts
 
@@ -63,7 +62,8 @@ class KnownEngine(MockSpeculator):
         masses = (await self.head_masses(request.request_id, request.token_ids, None))[1]
         places = [NAMES.index((head.layer, head.head)) for head in self.profile.heads]
         by_head = torch.einsum("r,rhm->hm", row_weights(self.profile.question, self.profile.last, 1), masses[:, places])
-        return Scores(head_weights([head.weight for head in self.profile.heads]) @ by_head, [])
+        weights = head_weights([head.weight for head in self.profile.heads])
+        return Scores((weights @ by_head).numpy(), [])
 
 
 @pytest.fixture(autouse=True)

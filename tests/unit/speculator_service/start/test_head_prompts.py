@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from speculator_service.start.head_prompts import KINDS, OF_EACH_KIND, head_prompts
+from speculator_service.start.find_heads import KINDS, OF_EACH_KIND, head_prompts
 from tests.unit.conftest import MODELS
 
 

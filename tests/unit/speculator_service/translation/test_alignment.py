@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculator_service.translation.alignment import carried_importance, readable, spans_of_bytes, text_of
+from speculator_service.translation import carried_importance, readable, spans_of_bytes, text_of
 
 
 @st.composite

@@ -10,7 +10,7 @@ from skim_common.errors import InvalidRequestError, SessionLostError
 from skim_common.models.info import check_pair, inspect_model
 from speculator_service.engine import ScoreRequest
 from speculator_service.service import SpeculatorService
-from speculator_service.translation.engine import TranslatingSpeculator, translated, translation_for
+from speculator_service.translation import TranslatingSpeculator, translated, translation_for
 from tests.reference.tokenizers_by_kind import model_without_weights, tokenizer_of
 from tests.unit.kv_transfer.layouts import layout_of
 
@@ -70,15 +70,15 @@ async def test_scores_are_those_of_the_speculator_s_tokens_at_the_same_text(engi
     scores = await engine.score(ScoreRequest("r", prompt, SelectionOptions(look_ahead=0)))
     assert scores.importance.shape == prompt.shape
     own = mock_reading(prompt)
-    inner = (await mock.score(ScoreRequest("r", own.ids, SelectionOptions(look_ahead=0)))).importance.numpy()
+    inner = (await mock.score(ScoreRequest("r", own.ids, SelectionOptions(look_ahead=0)))).importance
     assert own.ids.size != prompt.size
-    assert np.array_equal(scores.importance.numpy(), own.importance(inner))
+    assert np.array_equal(scores.importance, own.importance(inner))
     assert scores.look_ahead_tokens == []
 
 
 def mock_reading(prompt):
-    from speculator_service.translation.token_text import TokenText
-    from speculator_service.translation.translator import Translator
+    from skim_common.models.token_text import TokenText
+    from speculator_service.translation import Translator
 
     return Translator(TokenText(tokenizer_of("demo"), "a"), TokenText(tokenizer_of("byte_level"), "b")).read(prompt)
 

@@ -8,8 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from skim_common.errors import ModelError
-from speculator_service.translation.token_text import TokenText
-from speculator_service.translation.translator import Translator
+from skim_common.models.token_text import TokenText
+from speculator_service.translation import Translator
 from tests.reference.tokenizers_by_kind import KINDS, tokenizer_of
 
 TEXTS = {kind: TokenText(tokenizer_of(kind), kind) for kind in KINDS}

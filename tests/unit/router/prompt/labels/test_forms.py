@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from kv_transfer.arrays import no_numbers
 from kv_transfer.options import SelectionOptions
 from router.prompt.text.units import with_units
-from speculator_service.scoring.selection import select
+from speculator_service.selection.select import select
 from tests.unit.kv_transfer.layouts import layout_of
 
 PASSAGES, EVIDENCE = 24, 5
@@ -107,11 +106,11 @@ class Passages:
 
     def kept(self, layout=None):
         """Of each character, whether it is kept."""
-        positions, _ = select(torch.from_numpy(self.scores), self.options, layout or self.layout)
+        positions, _ = select(self.scores, self.options, layout or self.layout)
         mask = np.zeros(len(self.text), bool)
         for start, end in [self.offsets[position] for position in positions.tolist()]:
             mask[start:end] = True
-        self.share = positions.numel() / len(self.offsets)
+        self.share = positions.size / len(self.offsets)
         return mask | np.array([character.isspace() for character in self.text])
 
     def with_label(self, kept):

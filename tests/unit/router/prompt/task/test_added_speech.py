@@ -7,7 +7,6 @@ import random
 
 import numpy as np
 import pytest
-import torch
 
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
@@ -15,8 +14,8 @@ from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents, Content
 from router.prompt.rendered import RenderedPrompt
 from router.prompt.text import lexical, units
-from speculator_service.scoring.lexical import lexical_importance
-from speculator_service.scoring.selection import select
+from speculator_service.selection.passages import lexical_importance
+from speculator_service.selection.select import select
 from tests.unit.router.prompt.labels.test_forms import words
 
 RATE = 0.05
@@ -55,8 +54,8 @@ def keeps(text, budget=None):
     rate = RATE if budget is None else budget / droppable
     request = SelectRequest("id", prompt.token_ids, SelectionOptions(keep_rate=round(rate, 6)), layout)
     kept = np.zeros(prompt.size, bool)
-    importance = torch.from_numpy(lexical_importance(layout, prompt.size))
-    kept[select(importance, request.options, layout)[0].numpy()] = True
+    importance = lexical_importance(layout, prompt.size)
+    kept[select(importance, request.options, layout)[0]] = True
     start = whole.index(EVIDENCE)
     inside = [start <= first and end <= start + len(EVIDENCE) for first, end in offsets]
     return kept[inside].all(), rate * droppable

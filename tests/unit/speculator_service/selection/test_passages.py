@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.passages import REACH
-from speculator_service.scoring.passages import Masses, passage_importance, z_scores
+from speculator_service.selection.passages import Masses, passage_importance, z_scores
 from tests.unit.kv_transfer.layouts import layout_of
 
 UNITS, SIZE = 40, 10
@@ -96,5 +96,5 @@ def test_what_the_first_read_is_surest_of_loses_nothing_by_the_second(monkeypatc
         return by_unit(passage_importance(first, layout(gaps=[1000] * UNITS), again)).argmax()
 
     assert best() == 3
-    monkeypatch.setattr("speculator_service.scoring.passages.SURE_SHARE", 0.0)
+    monkeypatch.setattr("speculator_service.selection.passages.SURE_SHARE", 0.0)
     assert best() != 3

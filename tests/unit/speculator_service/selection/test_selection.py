@@ -1,6 +1,7 @@
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.options import AUTO_COVERAGE, SelectionOptions
 from skim_common.errors import SkimError
-from speculator_service.scoring.selection import select
+from speculator_service.selection.select import select
 from tests.unit.kv_transfer.layouts import layout_of
 
 
@@ -92,8 +93,8 @@ def test_properties(scores, share, size, by_coverage):
     rule = {"keep_rate": 0.2, "coverage": share} if by_coverage else {"keep_rate": share}
     options = SelectionOptions(**rule, chunk_size=size, protect_last=1)
     positions, coverage = select(torch.tensor(scores), options)
-    assert positions.dtype == torch.int64
-    assert (positions.diff() > 0).all()
+    assert positions.dtype == np.int64
+    assert (np.diff(positions) > 0).all()
     assert positions[0] >= 0
     assert positions[-1] == len(scores) - 1
     assert 0 < coverage <= 1 + 1e-12
@@ -101,7 +102,7 @@ def test_properties(scores, share, size, by_coverage):
         assert coverage >= share - 1e-12
     else:
         assert len(positions) >= share * len(scores) - size
-    assert torch.equal(select(torch.tensor(scores), options)[0], positions)
+    assert np.array_equal(select(torch.tensor(scores), options)[0], positions)
 
 
 def test_worked_example_head_max():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kv_transfer.arrays import Int32Array
 from kv_transfer.options import SelectionOptions
 from kv_transfer.prefix_hash import block_hashes
-from speculator_service.records import BLOCK_SIZE, Record, Records
+from speculator_service.selection.records import BLOCK_SIZE, Record, Records
 
 
 def ids(*parts: tuple[int, int]) -> Int32Array:

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Int32Array
 from skim_common.errors import ModelError
 from skim_common.models.info import load_tokenizer
-from speculator_service.translation.alignment import Spans
+
+Int32Array = npt.NDArray[np.int32]
+Spans = npt.NDArray[np.int64]
+"""Half-open ranges [N, 2]."""
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """How SentencePiece writes a space inside a token."""

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from kv_transfer.arrays import Float32Array, Int32Array, Span, mask_of
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import LATE_TOKENS, SHORT_TEXT, SelectionOptions
-from speculator_service.scoring.units import Units
+from speculator_service.selection.units import Float64Array, Units, unit_means
 
 LATE_SHARE = 1 / 8
 GROWTH = 3.0
@@ -103,6 +103,11 @@ class Prompt:
         """What is kept or dropped as a whole."""
         return Units.of(self.size, self.options, self.layout)
 
+    @property
+    def means(self) -> Float64Array:
+        """The mean importance of each unit, float64 [U]."""
+        return unit_means(self.importance, self.units.starts)
+
 
 def extend(prompt: Prompt, known: KnownPrefix) -> Extended:
     """The kept prompt: the record's longest prefix before position C, the earlier answer, late units, the new text."""
@@ -167,14 +172,14 @@ def _late(
     chosen, missing, stands = (units.having(droppable & mask) for mask in (wanted, wanted & ~standing, standing))
     if not missing.any():
         return late
-    ranks = units.ranks(prompt.importance, ~prompt.protected)
+    ranks = units.ranks(prompt.means, units.having(~prompt.protected))
     falling = np.flatnonzero(chosen)
     falling = falling[np.argsort(-ranks[falling], kind="stable")]
     after = np.cumsum(sizes[falling])
     most = falling[(after - sizes[falling] < LATE_SHARE * after[-1]) | (after <= LATE_TOKENS)]
     important = np.zeros(sizes.size, bool)
     important[most] = True
-    if units.indents.size:
+    if prompt.layout.indents.size and units.are_text:
         important |= chosen & (ranks == ranks[most[-1]])  # nested with it
     added = missing & important
     wanting = after[-1] - sizes[stands | added].sum()
@@ -189,8 +194,8 @@ def _in_order(prompt: Prompt, late: npt.NDArray[np.bool_]) -> npt.NDArray[np.int
     """The positions of the late tokens in the order in which they are read. Those whose label stands already come
     first, so that none is read under the label of another. late: bool [M]."""
     positions = np.flatnonzero(late)
-    units, headings = prompt.units, prompt.units.headings
-    if not headings.size:
+    units, headings = prompt.units, prompt.layout.headings
+    if not headings.size or not units.are_text:
         return positions
     named, is_label = headings != np.arange(headings.size), np.zeros(headings.size, bool)
     is_label[headings[named]] = True
@@ -207,7 +212,7 @@ def _is_torn(prompt: Prompt, positions: Int32Array, common: int) -> bool:
         return False
     units = prompt.units
     old = np.flatnonzero(units.having(~prompt.protected) & (units.starts < common))
-    falling = old[np.argsort(-units.means(prompt.importance)[old], kind="stable")]
+    falling = old[np.argsort(-prompt.means[old], kind="stable")]
     count = int(np.searchsorted(np.cumsum(units.sizes[falling]), LATE_TOKENS, "right"))
     important = falling[: max(2, count)]
     second = important[np.isin(important - 1, important)]

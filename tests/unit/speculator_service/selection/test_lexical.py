@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from speculator_service.scoring.lexical import lexical_importance, with_lexical
+from speculator_service.selection.passages import lexical_importance, with_lexical
 from tests.unit.kv_transfer.layouts import layout_of
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.options import SelectionOptions
-from speculator_service.scoring.units import Units, unit_means
+from speculator_service.selection.units import Units, unit_means
 from tests.unit.kv_transfer.layouts import layout_of
 
 TEXT = np.array([0, 5, 7, 40], np.int32)

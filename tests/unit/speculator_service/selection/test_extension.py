@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.options import SelectionOptions
-from speculator_service.scoring.extension import Extended, KnownPrefix, Prompt, extend
-from speculator_service.scoring.selection import select
+from speculator_service.selection.extension import Extended, KnownPrefix, Prompt, extend
+from speculator_service.selection.select import select
 from tests.unit.kv_transfer.layouts import layout_of
 
 CHUNK = 32
@@ -32,8 +31,8 @@ def turn(
         importance[chunk * CHUNK : (chunk + 1) * CHUNK] = 1.0 - rank / 100
     chosen = SelectionOptions.model_validate({"keep_rate": 0.1, **options})
     layout = layout_of(spans, question=question)
-    fresh, _ = select(torch.from_numpy(importance), chosen, layout)
-    return Prompt(importance, fresh.numpy().astype(np.int32), chosen, layout)
+    fresh, _ = select(importance, chosen, layout)
+    return Prompt(importance, fresh.astype(np.int32), chosen, layout)
 
 
 FIRST = turn(2200, [1, 20, 21, 22, 23, 24, 25], [(0, 32), (2080, 2200)], (2090, 2190))
@@ -148,8 +147,8 @@ def in_lines(prompt: Prompt) -> Prompt:
 def of_text(prompt: Prompt, **changes: np.ndarray) -> Prompt:
     """The prompt with another layout, and what is then selected."""
     layout = replace(prompt.layout, **changes)
-    fresh, _ = select(torch.from_numpy(prompt.importance), prompt.options, layout)
-    return replace(prompt, layout=layout, fresh=fresh.numpy().astype(np.int32))
+    fresh, _ = select(prompt.importance, prompt.options, layout)
+    return replace(prompt, layout=layout, fresh=fresh.astype(np.int32))
 
 
 def test_lines_are_never_torn() -> None:
@@ -285,9 +284,9 @@ def test_tokens_are_late_one_by_one() -> None:
     importance[[50, 60, 70]] = 1.0
     options = SelectionOptions(keep_rate=0.2, granularity="token", protect_last=8)
     known = KnownPrefix(np.array([3, 0, *range(4, 45), *range(330, 350)], np.int32), 350, 350)
-    fresh, _ = select(torch.from_numpy(importance), options)
+    fresh, _ = select(importance, options)
     layout = layout_of([(0, 1)], question=(380, 400))
-    prompt = Prompt(importance, fresh.numpy().astype(np.int32), options, layout)
+    prompt = Prompt(importance, fresh.astype(np.int32), options, layout)
     kept = extend(prompt, known)
     assert kept.reused == 63
     assert kept.positions[:2].tolist() == [3, 0]
@@ -322,8 +321,8 @@ def conversations(draw: st.DrawFn) -> tuple[Prompt, KnownPrefix]:
     )
     importance = np.random.default_rng(draw(st.integers(0, 99))).random(size, np.float32)
     layout = layout_of(spans, question=question)
-    fresh, _ = select(torch.from_numpy(importance), options, layout)
-    prompt = Prompt(importance, fresh.numpy().astype(np.int32), options, layout)
+    fresh, _ = select(importance, options, layout)
+    prompt = Prompt(importance, fresh.astype(np.int32), options, layout)
     return prompt, KnownPrefix(order, known_tokens, common)
 
 

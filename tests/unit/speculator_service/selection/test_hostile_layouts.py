@@ -5,14 +5,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from kv_transfer.windows import plan_of
-from speculator_service.reading import best_tokens, windows_of
-from speculator_service.scoring.extension import KnownPrefix, Prompt, extend
-from speculator_service.scoring.passages import Masses, passage_importance
+from speculator_service.reading import Reading, best_tokens, windows_of
+from speculator_service.selection.extension import KnownPrefix, Prompt, extend
+from speculator_service.selection.passages import Masses, passage_importance
 from speculator_service.service import _fresh_selection
 from tests.unit.kv_transfer.layouts import layout_of
 from tests.unit.speculator_service.reading.asking import FRAME
@@ -64,14 +63,15 @@ def work(request):
     """All that a selection does besides the engine's reads, as (name, call)."""
     size, layout = request.size, request.layout
     importance = np.random.default_rng(1).random(size, np.float32)
-    fresh, _ = _fresh_selection(request, scores := SimpleNamespace(importance=torch.from_numpy(importance)))
+    reading = Reading(request, request.droppable, plan_of(request))
+    fresh, _ = _fresh_selection(reading, scores := SimpleNamespace(importance=importance))
     kept, last = np.arange(0, size // 2, 5, dtype=np.int32), np.arange(layout.units.size) == layout.units.size - 1
     read = Masses(importance, request.droppable), Masses(importance, request.droppable & (np.arange(size) < size // 2))
-    yield "select", lambda: _fresh_selection(request, scores)
+    yield "select", lambda: _fresh_selection(reading, scores)
     yield "labels", lambda: layout.labels_of(last)
     yield "passages", lambda: passage_importance(read[0], layout, read[1])
-    yield "windows", lambda: windows_of(request.token_ids, plan_of(request), layout.units)
-    yield "second read", lambda: best_tokens(request, importance, size // 4)
+    yield "windows", lambda: windows_of(request.token_ids, reading.plan, layout.units)
+    yield "second read", lambda: best_tokens(reading, importance, size // 4)
     prompt, known = Prompt(importance, fresh, request.options, layout), KnownPrefix(kept, size // 2, size // 2)
     yield "extend", lambda: extend(prompt, known)
 

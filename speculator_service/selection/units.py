@@ -6,13 +6,14 @@ linked, such as a customer and the order that has its id: one of them brings the
 question come first (`by_links`). A unit brings the labels that name it, such as its heading (`with_labels`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array, no_numbers, no_pairs
+from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import SelectionOptions
 
@@ -25,48 +26,85 @@ rank instead of half, code lost answers to whole functions around single lines."
 LINKED = 0.4
 """Linked units rank at least by this share of each other's mean."""
 
+Float64Array = npt.NDArray[np.float64]
+Int64Array = npt.NDArray[np.int64]
+Region = tuple[int, int, float]
+"""A half-open token range, and how much of it to keep."""
 Element = TypeVar("Element", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Units:
-    """The units of a prompt. starts: int64 [U], their first tokens, from 0. lengths: int64 [U], their tokens.
+    """The units of a prompt.
 
-    sizes: int64 [U], what each counts in a budget of tokens: its length or, of chunks, the length of a whole one.
-    indents, links, headings: as in TextLayout, for units of text.
+    starts, lengths: int64 [U], their first tokens, from 0, and their tokens. sizes: int64 [U], what each counts in a
+    budget of tokens: its length or, of chunks, the length of a whole one. region: int64 [U], the number of the region
+    that each is in; the number of regions for none. layout, of_text: of units of text, the layout, and int64 [U], the
+    unit of the layout that each is, or a part of; layout is None for chunks and tokens.
     """
 
-    starts: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    indents: Int32Array
-    links: Int32Array
-    headings: Int32Array
+    starts: Int64Array
+    lengths: Int64Array
+    sizes: Int64Array
+    region: Int64Array
+    of_text: Int64Array
+    layout: TextLayout | None
 
     @classmethod
-    def of(cls, prompt_tokens: int, options: SelectionOptions, layout: TextLayout) -> "Units":
-        """Without units of text, they are chunks."""
+    def of(
+        cls, prompt_tokens: int, options: SelectionOptions, layout: TextLayout, regions: Sequence[Region] = ()
+    ) -> "Units":
+        """Without units of text, they are chunks. regions: sorted and apart; their borders divide units."""
         if options.granularity == "token":
             starts, size = np.arange(prompt_tokens), 1
         else:
             starts, size = layout.unit_starts(prompt_tokens, options).astype(np.int64), options.chunk_size
+        region = np.zeros(starts.size, np.int64)
+        if regions:
+            first, end = np.array([region[:2] for region in regions]).T
+            starts = np.unique(np.concatenate([starts, first, end[end < prompt_tokens]]))
+            region = np.searchsorted(end, starts, "right")  # the first region that ends after the unit's start
+            region[starts < np.append(first, prompt_tokens)[region]] = len(regions)
         lengths = np.diff(starts, append=prompt_tokens)
         if options.granularity == "text" and layout.units.size:
-            return cls(starts, lengths, lengths, layout.indents, layout.links, layout.headings)
-        return cls(starts, lengths, np.full_like(lengths, size), no_numbers(), no_pairs(), no_numbers())
+            of_text = np.searchsorted(layout.units, starts, "right") - 1
+            return cls(starts, lengths, lengths, region, of_text, layout)
+        return cls(starts, lengths, np.full_like(lengths, size), region, np.arange(starts.size), None)
 
-    def means(self, importance: Float32Array) -> npt.NDArray[np.float64]:
-        """The mean importance of each unit: float64 [U]. importance: float32 [M]."""
-        return unit_means(importance, self.starts)
+    @property
+    def are_text(self) -> bool:
+        return self.layout is not None
 
-    def ranks(self, importance: Float32Array, droppable: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-        """By what the units are ordered: `text_ranks`; their means if no indents are known. droppable: bool [M]."""
-        means = self.means(importance)
-        if not self.indents.size:
+    def sums(self, values: npt.NDArray[np.generic]) -> Float64Array:
+        """The sum of the tokens' values [M] in each unit: float64 [U]."""
+        unit_of = self.each_token(np.arange(self.starts.size))
+        sums: Float64Array = np.bincount(unit_of, values.astype(np.float64), self.starts.size)
+        return sums
+
+    def ranks(self, means: Float64Array, droppable: npt.NDArray[np.bool_]) -> Float64Array:
+        """By what the units are ordered, float64 [U]: their means [U]; of units of text, `nested_ranks` of the means or
+        of `by_links` where that is higher, and those of labels as of what they name (`with_labels`).
+
+        droppable: bool [U], the units with a token that may be dropped.
+        """
+        layout = self.layout
+        if layout is None:
             return means
-        each, ends = np.arange(means.size), self.starts + self.lengths
-        ranks = text_ranks(means, each, self.indents, self.links, ends, self.having(droppable))
-        return with_labels(ranks, each, self.headings, self.having(droppable))
+        ranks = means
+        if layout.indents.size:
+            whole = np.zeros(layout.indents.size)
+            np.maximum.at(whole, self.of_text, means)
+            raised = np.maximum(means, by_links(whole, layout.links)[self.of_text])
+            ranks = nested_ranks(raised, layout.indents[self.of_text], self.starts + self.lengths, droppable)
+        return with_labels(ranks, self.of_text, layout.headings, droppable)
+
+    def labels_of(self, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """The units that are labels of those kept, bool [U], or parts of labels."""
+        if self.layout is None or not self.layout.headings.size:
+            return np.zeros(kept.size, bool)
+        whole = np.zeros(self.layout.units.size, bool)
+        whole[self.of_text[kept]] = True
+        return self.layout.labels_of(whole)[self.of_text]
 
     def having(self, tokens: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """The units that have one of the marked tokens, bool [U]. tokens: bool [M]."""
@@ -77,42 +115,23 @@ class Units:
         return np.repeat(values, self.lengths)
 
 
-def unit_means(importance: Float32Array, starts: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
+def unit_means(importance: Float32Array, starts: npt.NDArray[np.integer]) -> Float64Array:
     """The mean importance of each unit: float64 [U]. importance: float32 [M], M > 0. starts: int [U], from 0."""
     sums = np.add.reduceat(importance.astype(np.float64), starts)
     return sums / np.diff(starts, append=importance.size)
 
 
-def text_ranks(
-    means: npt.NDArray[np.float64],
-    of_text: npt.NDArray[np.integer],
-    indents: Int32Array,
-    links: Int32Array,
-    ends: npt.NDArray[np.int64],
-    droppable: npt.NDArray[np.bool_],
-) -> npt.NDArray[np.float64]:
-    """By what units are ordered, float64 [U]: `nested_ranks` of their means, or of `by_links` where that is higher.
-
-    of_text: [U], for each the number of the unit of the text that it is, or a part of. means, ends, droppable: as in
-    `nested_ranks`. indents, links: as in TextLayout.
-    """
-    whole = np.zeros(indents.size)
-    np.maximum.at(whole, of_text, means)
-    raised = np.maximum(means, by_links(whole, links)[of_text])
-    return nested_ranks(raised, indents[of_text], ends, droppable)
-
-
 def with_labels(
-    ranks: npt.NDArray[np.float64],
+    ranks: Float64Array,
     of_text: npt.NDArray[np.integer],
     headings: Int32Array,
     droppable: npt.NDArray[np.bool_],
-) -> npt.NDArray[np.float64]:
+) -> Float64Array:
     """The ranks [U], of which those of a label are at least the highest that it names. So a selection in their order,
     of equals the earlier one first, takes the labels of a unit before the unit. What is kept anyway counts as the
     highest.
 
-    of_text, droppable: as in `text_ranks`. headings: as in TextLayout; empty: not known.
+    of_text: as in Units. droppable: bool [U]. headings: as in TextLayout; empty: not known.
     """
     if not headings.size:
         return ranks
@@ -129,7 +148,7 @@ def with_labels(
     return np.where(is_label[of_text], found[of_text], ranks)
 
 
-def by_links(means: npt.NDArray[np.float64], links: Int32Array) -> npt.NDArray[np.float64]:
+def by_links(means: Float64Array, links: Int32Array) -> Float64Array:
     """By what units are ordered for their links, float64 [U]: those that the question names like the best of all, and
     those that are linked with a unit by the share LINKED of what it has; 0 without a link.
 
@@ -145,11 +164,11 @@ def by_links(means: npt.NDArray[np.float64], links: Int32Array) -> npt.NDArray[n
 
 
 def nested_ranks(
-    means: npt.NDArray[np.float64],
+    means: Float64Array,
     indents: npt.NDArray[np.integer],
-    ends: npt.NDArray[np.int64],
+    ends: Int64Array,
     droppable: npt.NDArray[np.bool_],
-) -> npt.NDArray[np.float64]:
+) -> Float64Array:
     """By what units of text are ordered, float64 [U]: the highest mean importance of the unit itself, of the lines
     nested under it, and of the lines that it is nested under, if they stand at most NESTED_TOKENS before it.
 
@@ -176,7 +195,7 @@ def nested_ranks(
     return ranks
 
 
-def _enclosing(indents: npt.NDArray[np.integer], droppable: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+def _enclosing(indents: npt.NDArray[np.integer], droppable: npt.NDArray[np.bool_]) -> Int64Array:
     """The nearest earlier unit of a line that is indented less, int64 [U]; -1 for none."""
     found = np.full(indents.size, -1)
     open_lines: list[tuple[int, int]] = []

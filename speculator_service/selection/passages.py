@@ -3,7 +3,8 @@
 A unit of prose is understood with its neighbours, and evidence that people mark is seldom one sentence. So what a unit
 has is spread over the units around it (`kv_transfer.passages`), where the text reads on (`TextLayout.gaps`). Heads and
 words are compared as z-scores, because their scales differ from prompt to prompt: the logarithm of the mass per token,
-and the square root of BM25. Chosen on people's questions about meetings and papers, and checked on generated tasks.
+and the square root of BM25. Without heads, the words of a text (BM25 by units, from the router) score its tokens alone
+(`lexical_importance`), or as much as the attention (`with_lexical`).
 """
 
 from dataclasses import dataclass
@@ -46,13 +47,13 @@ def passage_importance(first: Masses, layout: TextLayout, again: Masses | None =
     droppable = first.read
     starts = layout.units.astype(np.int64)
     lengths = np.diff(starts, append=droppable.size)
-    near, may_drop = _log_densities(first, starts, lengths, layout)
-    heads = z_scores(near, may_drop)
-    if again is not None and (deviation := float(near[may_drop].std())) > LEAST_DEVIATION:
-        anew, some = _log_densities(again, starts, lengths, layout)
-        anew[some] = (anew[some] - anew[some].mean()) / deviation + heads[some].mean()
+    densities, may_drop = _log_densities(first, starts, lengths, layout)
+    heads = z_scores(densities, may_drop)
+    if again is not None and (deviation := float(densities[may_drop].std())) > LEAST_DEVIATION:
+        second, read_again = _log_densities(again, starts, lengths, layout)
+        second[read_again] = (second[read_again] - second[read_again].mean()) / deviation + heads[read_again].mean()
         sure = _best(heads, lengths * may_drop, SURE_SHARE)
-        heads[some] = np.where(sure, np.maximum(heads, anew), anew)[some]
+        heads[read_again] = np.where(sure, np.maximum(heads, second), second)[read_again]
     words = np.sqrt(layout.words.astype(np.float64))
     total = heads + z_scores(words, may_drop)
     importance = np.where(may_drop, np.exp(SHARPNESS * (total - total[may_drop].max(initial=0))), 0)
@@ -70,15 +71,15 @@ def z_scores(values: Values, among: npt.NDArray[np.bool_]) -> Values:
 
 
 def _log_densities(
-    found: Masses, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], layout: TextLayout
+    masses: Masses, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], layout: TextLayout
 ) -> tuple[Values, npt.NDArray[np.bool_]]:
     """The logarithm of the mass per token around each unit, float64 [U], and which units were read, bool [U]."""
-    read = np.logical_or.reduceat(found.read, starts)
-    mass = np.add.reduceat(np.where(found.read, found.of_tokens, 0).astype(np.float64), starts)
+    read = np.logical_or.reduceat(masses.read, starts)
+    mass = np.add.reduceat(np.where(masses.read, masses.of_tokens, 0).astype(np.float64), starts)
     sizes = lengths * read
     floor = FLOOR * mass.sum() / max(1, sizes.sum())
-    near, of = spread(mass, lengths, layout.gaps), spread(sizes.astype(np.float64), lengths, layout.gaps)
-    return np.log(near / np.maximum(of, 1) + floor + 1e-12), read
+    mass_near, tokens_near = (spread(of_units, lengths, layout.gaps) for of_units in (mass, sizes.astype(np.float64)))
+    return np.log(mass_near / np.maximum(tokens_near, 1) + floor + 1e-12), read
 
 
 def _best(values: Values, sizes: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.bool_]:
@@ -88,3 +89,21 @@ def _best(values: Values, sizes: npt.NDArray[np.int64], share: float) -> npt.NDA
     best = np.zeros(values.size, bool)
     best[order[before < share * sizes.sum()]] = True
     return best
+
+
+def lexical_importance(layout: TextLayout, tokens: int) -> Float32Array:
+    """Of each token the score of its unit, float32 [M]. layout: with the words of its units. tokens: M."""
+    return np.repeat(layout.words, np.diff(layout.units, append=tokens)).astype(np.float32)
+
+
+def with_lexical(importance: Float32Array, lexical: Float32Array, droppable: npt.NDArray[np.bool_]) -> Float32Array:
+    """The sum of both scores, each as a share of its sum over the droppable tokens: float32 [M].
+
+    importance, lexical: float32 [M], not negative. droppable: bool [M]. Scores that are 0 for all droppable tokens are
+    left out.
+    """
+    total = np.zeros(importance.size)
+    for scores in (importance, lexical):
+        if mass := float(scores[droppable].sum(dtype=np.float64)):
+            total += scores / mass
+    return total.astype(np.float32)

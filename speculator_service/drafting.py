@@ -1,24 +1,83 @@
-"""The drafter: keeps the sessions of one replica and answers each target step with drafts from the engine."""
+"""The drafter: keeps the sessions of one replica and answers each target step with drafts from the engine.
+
+Here is the part that all engines share. Not here: the engines that decode the drafts.
+"""
 
 import asyncio
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import numpy as np
 
 from kv_transfer.arrays import Int32Array, no_numbers
 from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
 from kv_transfer.messages import KeptPrompt
 from skim_common.errors import SessionLostError, SkimError
-from speculator_service.drafting.drafter_session import DrafterSession, DraftParams
-from speculator_service.engine import Drafted, SpeculatorEngine
+from speculator_service.engine import GREEDY_BELOW, MAX_TOP, Drafted, SpeculatorEngine
 
 _log = logging.getLogger(__name__)
 
+MAX_DRAFTS = 64
+
 READ_BEHIND = 1 / 32
 """Of the kept prompt, in tokens of the answer. Then decoding has taken about as long as the read will, on CPUs."""
+
+NOTHING = Drafted(no_numbers())
+
+
+@dataclass(slots=True, eq=False)
+class DrafterSession:
+    """The drafter's side of one answer.
+
+    answer: int32 [A], the tokens that the target has accepted. used: time of the last row, in the clock's seconds.
+    prompt_tokens: of the prompt that the drafts continue. sent: the drafts of the last reply, until the target answers
+    them. opening: the kept prompt is not prefilled yet. unread: the kept prompt and its cache salt, until its prefill
+    begins. work: the latest work of the engine for a row, or the opening; it holds the lock.
+    rounds: replies with drafts. drafts: tokens in these replies, plus the look-ahead tokens. accepted: accepted drafts.
+    """
+
+    id: str
+    used: float
+    prompt_tokens: int = 0
+    answer: Int32Array = field(default_factory=no_numbers)
+    sent: Drafted = NOTHING
+    opening: bool = False
+    unread: tuple[KeptPrompt, str | None] | None = None
+    work: asyncio.Task[Any] | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    rounds: int = 0
+    drafts: int = 0
+    accepted: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of prompt and answer, which the session has in the KV cache."""
+        return self.prompt_tokens + int(self.answer.size)
+
+    def extend(self, row: DraftRow) -> None:
+        """The answer ends with the row's tokens now. A row may repeat known tokens, or take some back.
+
+        Raises SessionLostError if the row leaves a gap.
+        """
+        position, tokens = row.position, row.tokens
+        if not 0 <= position <= self.answer.size or (tokens < 0).any():
+            raise SessionLostError(f"session {self.id}: {position} tokens are not where its answer can go on")
+        new = tokens[self.answer.size - position :]
+        if new.size:
+            same = self.sent.tokens[: new.size] == new[: self.sent.tokens.size]
+            self.accepted += int(np.cumprod(same).sum())
+        self.answer = np.concatenate([self.answer[:position], tokens]).astype(np.int32, copy=False)
+        self.sent = NOTHING
+
+    def cancel(self) -> None:
+        """Cancel the engine's work for the session."""
+        if self.work is not None:
+            self.work.cancel()
 
 
 @dataclass(slots=True)
@@ -42,9 +101,9 @@ class Counters:
 class DraftService:
     """The drafting side of one speculator replica, over any engine.
 
-    A session begins with `adopt` or `read`, after a selection, if it is within the engine's `session_limits`. It ends
-    with its request, if it is idle for too long, or if the engine lost it, and not to make room for another one. Later
-    rows of an ended session get no drafts.
+    A session begins after a selection, if it is within the engine's `session_limits`. It ends with its request, if it
+    is idle for too long, or if the engine lost it, and not to make room for another one. Later rows of an ended session
+    get no drafts.
     """
 
     def __init__(
@@ -67,17 +126,29 @@ class DraftService:
         """The counters, and `sessions`: the current number of sessions."""
         return {**asdict(self.counters), "sessions": len(self._sessions)}
 
-    def adopt(self, session: str, look_ahead_tokens: Int32Array, *, tokens: int = 0) -> bool:
+    def begin(self, prompt: KeptPrompt, context: str | None, cache_salt: str | None) -> bool:
+        """Begin the session that `prompt` names, over the kept tokens or, as the engine keeps it, over the full prompt.
+
+        context: "kept" or "full". Returns False if the speculator has no room for one more.
+        """
+        assert prompt.session is not None
+        if context == "kept":
+            return self.read(prompt.session.id, prompt, cache_salt)
+        return self.adopt(prompt.session.id, prompt.look_ahead_tokens, tokens=prompt.context_length)
+
+    def adopt(self, name: str, look_ahead_tokens: Int32Array, *, tokens: int = 0) -> bool:
         """Add a session that the engine keeps after a selection. The target's first drafts are the look-ahead tokens.
 
         tokens: of its prompt. Returns False, and closes the engine's session, if there is no room for it.
         """
+        session = DrafterSession(name, self._clock(), tokens)
         if not self._has_room(tokens):
             self.counters.refused += 1
-            self._start(self._end(DrafterSession(session, self._clock())))
+            self._start(self._end(session))
             return False
-        added = self._add(session, tokens)
-        added.sent, added.drafts = Drafted(look_ahead_tokens), int(look_ahead_tokens.size)
+        session.sent, session.drafts = Drafted(look_ahead_tokens), int(look_ahead_tokens.size)
+        self._sessions[name] = session
+        self._sessions.move_to_end(name)
         self.counters.opened += 1
         return True
 
@@ -89,18 +160,12 @@ class DraftService:
         """
         if not self.adopt(name, prompt.look_ahead_tokens, tokens=int(prompt.token_ids.size)):
             return False
-        session = self._sessions[name]
+        session, info = self._sessions[name], self._engine.info
         session.opening = True
-        info = self._engine.info
         session.unread = prompt.in_reading_order(min(info.max_model_len, info.max_position)), cache_salt
         if not self._engine.shares_device:
             self._read_kept(session)
         return True
-
-    def _read_kept(self, session: DrafterSession) -> None:
-        """Begin to read the session's kept prompt."""
-        assert session.unread is not None
-        session.work, session.unread = self._start(self._open(session, *session.unread)), None
 
     async def handle(self, request: DraftRequest) -> DraftReply:
         """Answer one step of a target. No row raises: a failed row, or one whose session is not here, gets no draft."""
@@ -137,10 +202,10 @@ class DraftService:
         within = tokens + sum(session.tokens for session in held) <= limits.tokens
         return not held or (len(held) < limits.sessions and within)
 
-    def _add(self, name: str, tokens: int) -> DrafterSession:
-        session = self._sessions[name] = DrafterSession(name, self._clock(), tokens)
-        self._sessions.move_to_end(name)
-        return session
+    def _read_kept(self, session: DrafterSession) -> None:
+        """Begin to read the session's kept prompt."""
+        assert session.unread is not None
+        session.work, session.unread = self._start(self._open(session, *session.unread)), None
 
     async def _open(self, session: DrafterSession, prompt: KeptPrompt, cache_salt: str | None) -> None:
         try:
@@ -186,7 +251,7 @@ class DraftService:
                 return None
             answer = session.answer
             session.cancel()  # an earlier row is out of date
-            work = session.work = self._start(self._draft(session, answer, session.params))
+            work = session.work = self._start(self._draft(session, answer, row))
             await asyncio.wait({work})
             if work.cancelled():
                 return None
@@ -205,13 +270,17 @@ class DraftService:
         session.drafts += int(drafted.tokens.size)
         return Draft(row.session, int(answer.size), drafted.tokens, drafted.q_ids, drafted.q_probs)
 
-    async def _draft(self, session: DrafterSession, answer: Int32Array, params: DraftParams) -> Drafted:
+    async def _draft(self, session: DrafterSession, answer: Int32Array, row: DraftRow) -> Drafted:
+        """Drafts for a row; nothing if its parameters are invalid. One-hot drafts are greedy, so that their q is
+        right."""
+        count = max(0, min(row.max_drafts, MAX_DRAFTS))
         async with session.lock:
-            if not params.count:
-                return Drafted(no_numbers())
-            return await self._engine.draft(
-                session.id, answer, params.count, temperature=params.temperature, top_m=params.top_m
-            )
+            if not count or row.top_m < 0 or not 0 <= row.temperature < math.inf:
+                return NOTHING
+            if row.temperature < GREEDY_BELOW or not row.top_m:
+                return await self._engine.draft(session.id, answer, count)
+            top_m = min(row.top_m, MAX_TOP)
+            return await self._engine.draft(session.id, answer, count, temperature=row.temperature, top_m=top_m)
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start a task and hold a reference to it, so that it is not collected before it ends."""
