@@ -82,7 +82,7 @@ def ask_twice(client: httpx.Client, model: str, document: DemoDocument, console:
 def _demo_config(
     target: Path | None, speculator: Path | None, port: int, keep_rate: float | str | None
 ) -> DeploymentConfig:
-    from cluster.serve.preflight import free_port
+    from demo_models.ports import free_port
 
     example = REPOSITORY / "examples" / "demo.yaml"
     if not example.exists():

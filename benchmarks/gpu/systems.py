@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.harness.servers import MODEL, TELL_CACHED, dense_server
 from cluster.config.schema import DeploymentConfig
-from cluster.serve.preflight import free_port
+from demo_models.ports import free_port
 
 GPU_SHARES = {"target": 0.5, "speculator": 0.3}
 """Of the GPU, for Ray. Memory is set by `kv_gib`, so that engines can start at the same time."""

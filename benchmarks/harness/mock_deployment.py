@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.config.load import config_from_flags
 from cluster.config.schema import DeploymentConfig
-from cluster.serve.preflight import free_port
+from demo_models.ports import free_port
 
 NAME = "bench"
 """The name of its model for clients."""

@@ -28,7 +28,7 @@ from typing import Any
 import httpx
 
 from cluster.config.schema import DeploymentConfig
-from cluster.serve.preflight import free_port
+from demo_models.ports import free_port
 from skim_common.environment import CORES, KEPT_HEAP
 from skim_common.errors import SkimError
 from skim_common.proxies import client_options

@@ -39,7 +39,7 @@ from benchmarks.report.progress import Progress, silent
 from cluster.config.load import config_from_flags
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.deployment import deployed
-from cluster.serve.preflight import free_port
+from demo_models.ports import free_port
 from skim.engines import EngineSettings, PairEngines
 from skim_common.environment import CORES, KEPT_HEAP
 from skim_common.models.source import local_folder, public_name

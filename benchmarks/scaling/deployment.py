@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.config.schema import DeploymentConfig
-from cluster.serve.preflight import free_port
+from demo_models.ports import free_port
 
 NAME = "bench"
 """The name of its model for clients."""

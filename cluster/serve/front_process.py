@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from typing import Any
 
 from cluster.config import vllm_options
@@ -55,23 +56,17 @@ class FrontProcess:
         self._errors.close()
 
 
-_kept: FrontProcess | None = None
-
-
+@cache
 def front_process() -> FrontProcess:
     """The process of this command; the first call starts it. It ends with the command at the latest."""
-    global _kept
-    if _kept is None:
-        _kept = FrontProcess()
-        atexit.register(end_front_process)
-    return _kept
+    atexit.register(end_front_process)
+    return FrontProcess()
 
 
 def end_front_process() -> None:
-    global _kept
-    if _kept is not None:
-        _kept.end()
-    _kept = None
+    if front_process.cache_info().currsize:
+        front_process().end()
+        front_process.cache_clear()
 
 
 def begin_check(config: DeploymentConfig) -> None:

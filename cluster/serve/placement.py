@@ -53,12 +53,9 @@ def placement_options(name: str, pool: PoolConfig) -> dict[str, Any]:
     options: dict[str, Any] = {"num_cpus": pool.cpus_per_replica, "runtime_env": {"env_vars": pool.environment}}
     if pool.nodes_per_replica > 1:
         options["runtime_env"]["env_vars"] = {**KEEP_ALL_GPUS, **pool.environment}
-        found: dict[str, Any] = {
-            "ray_actor_options": options,
-            "placement_group_bundles": bundles(name, pool),
-            "placement_group_strategy": "PACK",
-        }
-        return found | ({"placement_group_bundle_label_selector": [pool.node_labels]} if pool.node_labels else {})
+        group = {"placement_group_bundles": bundles(name, pool), "placement_group_strategy": "PACK"}
+        labels = {"placement_group_bundle_label_selector": [pool.node_labels]} if pool.node_labels else {}
+        return {"ray_actor_options": options, **group, **labels}
     options |= {"num_gpus": pool.gpus_per_replica or 0, "resources": {**pool.resources, RESOURCES[name]: 1}}
     if pool.accelerator_type:
         options["accelerator_type"] = pool.accelerator_type
@@ -70,40 +67,33 @@ def placement_options(name: str, pool: PoolConfig) -> dict[str, Any]:
 def bundles(name: str, pool: PoolConfig) -> list[dict[str, float]]:
     """The bundles of a replica on several nodes, one for each rank: vLLM's Ray executor allows one GPU in a bundle.
 
-    The first bundle also holds the replica's actor with its cores and custom resources. The ranks of a node divide one
-    unit of the pool's resource. So no node of one unit holds more than its share, and the ranks of a stage stay
-    together.
+    The ranks of a node divide one unit of the pool's resource. So no node of one unit holds more than its share, and
+    the ranks of a stage stay together.
     """
     per_node = pool.ranks // pool.nodes_per_replica
-    rank = {RESOURCES[name]: floor(1 / per_node / SMALLEST_SHARE) * SMALLEST_SHARE, **_of_ranks(pool, 1)}
-    first = {"CPU": pool.cpus_per_replica, **pool.resources, **rank}
-    return [_above_zero(first), *(_above_zero(rank) for _ in range(pool.ranks - 1))]
+    share = floor(1 / per_node / SMALLEST_SHARE) * SMALLEST_SHARE
+    return _with_the_actor(pool, {RESOURCES[name]: share, **_of_ranks(pool, 1)}, pool.ranks)
+
+
+def taken_by_one(config: DeploymentConfig) -> dict[str, list[dict[str, float]]]:
+    """Ray resources of one replica on each of its nodes, by deployment."""
+    taken = {"router": [_above_zero({"CPU": config.router.cpus, **config.router.resources})]}
+    for name, pool in config.pools.items():
+        part = {**_of_ranks(pool, pool.ranks // pool.nodes_per_replica), RESOURCES[name]: 1.0}
+        if pool.nodes_per_replica == 1:
+            part |= {**_of_ranks(pool, 1), "GPU": pool.gpus_per_replica or 0.0}
+        taken[name] = _with_the_actor(pool, part, pool.nodes_per_replica)
+    return taken
 
 
 def needed_resources(config: DeploymentConfig, *, at_most: bool = False) -> dict[str, float]:
     """Ray resources that `config` needs at the start, or with `at_most` at its largest size."""
+    replicas = {name: pool.most_replicas if at_most else pool.replicas for name, pool in config.pools.items()}
     needed: dict[str, float] = {}
     for name, parts in taken_by_one(config).items():
-        if name == "router":
-            times = config.router.replicas
-        else:
-            times = config.pools[name].most_replicas if at_most else config.pools[name].replicas
-        for resource, amount in ((r, a) for part in parts for r, a in part.items()):
-            needed[resource] = needed.get(resource, 0.0) + times * amount
+        for resource, amount in (item for part in parts for item in part.items()):
+            needed[resource] = needed.get(resource, 0.0) + replicas.get(name, config.router.replicas) * amount
     return needed
-
-
-def taken_by_one(config: DeploymentConfig) -> dict[str, list[dict[str, float]]]:
-    """Ray resources of one replica on each of its nodes, by deployment. The first node holds the replica's actor."""
-    taken = {"router": [_above_zero({"CPU": config.router.cpus, **config.router.resources})]}
-    for name, pool in config.pools.items():
-        if pool.nodes_per_replica > 1:
-            part = {**_of_ranks(pool, pool.ranks // pool.nodes_per_replica), RESOURCES[name]: 1.0}
-        else:
-            part = {**_of_ranks(pool, 1), "GPU": pool.gpus_per_replica or 0.0, RESOURCES[name]: 1.0}
-        first = {"CPU": pool.cpus_per_replica, **pool.resources, **part}
-        taken[name] = [_above_zero(first), *(_above_zero(part) for _ in range(pool.nodes_per_replica - 1))]
-    return taken
 
 
 def check_fit(config: DeploymentConfig, offered: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
@@ -148,6 +138,12 @@ def _check_nodes(name: str, parts: Sequence[Mapping[str, float]], nodes: Sequenc
 
 def _offers(node: Mapping[str, float], asked: Mapping[str, float]) -> bool:
     return all(node.get(resource, 0.0) >= amount for resource, amount in asked.items())
+
+
+def _with_the_actor(pool: PoolConfig, part: Mapping[str, float], parts: int) -> list[dict[str, float]]:
+    """`parts` times `part`; the first one also holds the replica's actor with its cores and custom resources."""
+    first = {"CPU": pool.cpus_per_replica, **pool.resources, **part}
+    return [_above_zero(first), *(_above_zero(part) for _ in range(parts - 1))]
 
 
 def _of_ranks(pool: PoolConfig, ranks: int) -> dict[str, float]:

@@ -1,11 +1,9 @@
 """Checks of a deployment before it starts. Each error is one sentence."""
 
 import os
-import random
 import socket
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 
 import psutil
 
@@ -23,9 +21,6 @@ PrintLine = Callable[[str], None]
 GIB = 2**30
 # Memory of one engine's processes without weights and KV cache, measured with the demo pair on CPU.
 ENGINE_BASE_BYTES = int(1.2 * GIB)
-# Above the ports of Ray's workers (10002 to 19999). Below those of Serve's replicas (from 30000) and of Linux's
-# outgoing connections (from 32768).
-_QUIET_PORTS = range(20000, 30000)
 
 
 def checked(config: DeploymentConfig, *, is_local: bool, print_line: PrintLine) -> DeploymentConfig:
@@ -148,15 +143,6 @@ def check_port(host: str, port: int) -> None:
                 f"cannot listen on {host}:{port} ({error.strerror}): "
                 "stop the program that uses it, or choose another --port"
             ) from None
-
-
-def free_port() -> int:
-    """A free port on the loopback interface, outside the range that Linux gives to outgoing connections."""
-    for port in random.SystemRandom().sample(_QUIET_PORTS, len(_QUIET_PORTS)):
-        with suppress(SkimError):
-            check_port("127.0.0.1", port)
-            return port
-    raise SkimError(f"none of the ports {_QUIET_PORTS.start} to {_QUIET_PORTS.stop - 1} is free on this machine")
 
 
 def check_memory(config: DeploymentConfig) -> None:

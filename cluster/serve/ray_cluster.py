@@ -1,7 +1,4 @@
-"""The Ray cluster under a deployment: it is started or joined, called with time limits, and drained.
-
-A start that fails is one sentence, after one more attempt, and leaves no process behind.
-"""
+"""The Ray cluster under a deployment: it is started or joined, called with time limits, and drained."""
 
 import logging
 import time
@@ -11,7 +8,6 @@ from queue import Empty, Queue
 from threading import Thread
 from typing import Any, TypeVar
 
-import psutil
 import ray
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
@@ -27,17 +23,14 @@ from skim_common.versions import check_version
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-ATTEMPTS = 2
-"""Ray's own limits for its start are short: on a loaded machine the second attempt often keeps them."""
-STOP_LIMIT_S = 10.0
 ANSWER_LIMIT_S = 10.0
 DRAIN_LIMIT_S = 15.0
 """Maximum time that routers keep serving while their connections drain."""
 QUIET_S = 1.0
 """Time without a request after which the connections count as drained."""
 LOCAL_ADVICE = (
-    "see that memory, processors and disk of this machine are free, and that this user may write to HOME and /tmp (or"
-    " set RAY_TMPDIR to another folder)"
+    "free memory, processors or disk of this machine, let this user write to HOME and /tmp (or set RAY_TMPDIR), and"
+    " start again"
 )
 
 
@@ -46,7 +39,7 @@ def start_ray(switches: Mapping[str, str], **options: Any) -> None:
     init_on_loopback(switches.items() >= ON_LOOPBACK.items())
     local = {"address": "local", "include_dashboard": False, **options}
     with with_environment(switches):
-        retried(lambda: _init_ray("start Ray on this machine", LOCAL_ADVICE, **local))
+        _init_ray("start Ray on this machine", LOCAL_ADVICE, **local)
 
 
 def join_ray(address: str) -> None:
@@ -77,32 +70,6 @@ def as_skim_error(what: str, advice: str) -> Iterator[None]:
             cause = cause.cause
         reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__).rstrip(".")
         raise SkimError(f"{what}: {reason}; {advice}") from error
-
-
-def retried(start: Callable[[], None]) -> None:
-    """Call `start`, which starts a local Ray; if it fails, end what it has started, and try once more."""
-    for attempt in range(1, ATTEMPTS + 1):
-        before = set(psutil.Process().children(recursive=True))
-        try:
-            start()
-            return
-        except BaseException as error:  # also Ctrl-C
-            _end_children_since(before)
-            # A wrong value stays wrong, and a folder closed.
-            lasts = not isinstance(error, SkimError) or isinstance(error.__cause__, ValueError | PermissionError)
-            if lasts or attempt == ATTEMPTS:
-                raise
-
-
-def _end_children_since(before: set[psutil.Process]) -> None:
-    """Ray forgets the processes of a start that fails."""
-    with suppress(Exception):
-        ray.shutdown()
-    started = [child for child in psutil.Process().children(recursive=True) if child not in before]
-    for child in started:
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
-    psutil.wait_procs(started, STOP_LIMIT_S)
 
 
 def call_with_timeout(call: Callable[[], T], timeout_s: float) -> T:

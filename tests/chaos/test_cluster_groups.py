@@ -20,8 +20,8 @@ from cluster.config.load import config_from_flags
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME
 from cluster.serve.deployment import apply, deployed
-from cluster.serve.preflight import free_port
 from cluster.serve.status import current_parts
+from demo_models.ports import free_port
 from skim_common.errors import SkimError
 from tests.chaos.test_cluster_nodes import BODY, QUIET, Load
 from tests.e2e.conftest import ROOT

@@ -17,7 +17,7 @@ from ray.serve.config import HTTPOptions
 from cluster.config.load import config_from_flags
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.deployment import apply, deployed
-from cluster.serve.preflight import free_port
+from demo_models.ports import free_port
 from tests.chaos.conftest import await_replicas, replicas
 from tests.chaos.support.load import BODY, CLIENTS, Load
 from tests.e2e.conftest import ROOT

@@ -20,7 +20,7 @@ from ray._private.authentication.authentication_token_setup import maybe_enable_
 
 from actors.ray_hooks.ray_core import init_on_loopback, is_on_loopback
 from actors.ray_hooks.serve import forget_earlier_serve
-from cluster.serve.preflight import free_port
+from demo_models.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SKIM = Path(sys.executable).with_name("skim")

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import yaml
 
-from cluster.serve.preflight import free_port
+from demo_models.ports import free_port
 
 pytestmark = pytest.mark.nightly
 

@@ -17,7 +17,7 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from cluster.serve.preflight import free_port
+from demo_models.ports import free_port
 from tests.e2e.conftest import Served, serving_slow_mocks
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")

@@ -23,7 +23,7 @@ from actors.ray_hooks.ray_core import init_on_loopback
 from cluster.config.load import config_from_flags
 from cluster.kuberay.service import ray_service
 from cluster.serve.app import APP_NAME
-from cluster.serve.preflight import free_port
+from demo_models.ports import free_port
 
 pytestmark = pytest.mark.nightly
 

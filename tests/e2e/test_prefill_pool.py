@@ -12,8 +12,8 @@ from ray import serve
 from cluster.config.load import config_from_flags
 from cluster.serve.app import APP_NAME
 from cluster.serve.deployment import deployed
-from cluster.serve.preflight import free_port
 from demo_models.documents import make_document
+from demo_models.ports import free_port
 from tests.e2e.conftest import ROOT
 from tests.reference.otlp_receiver import Receiver, otlp_receiver
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from benchmarks.harness.servers import dense_server
-from cluster.serve.preflight import free_port
+from demo_models.ports import free_port
 from tests.e2e.conftest import ROOT, SKIM, Served, serving
 from tests.e2e.test_fields_as_stock import QUESTION, comparable
 from tests.reference.thinking import thinking_model

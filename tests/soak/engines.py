@@ -34,7 +34,7 @@ from benchmarks.report.engine_soak import FINE
 from benchmarks.report.machine import machine
 from cluster.json_file import write_json
 from cluster.serve.app import APP_NAME
-from cluster.serve.preflight import free_port
+from demo_models.ports import free_port
 from tests.chaos.support.disturbance import Disturbance, can_disturb
 from tests.chaos.support.killed import BACK_S, Killed
 from tests.chaos.support.lost_replicas import demo_settings

@@ -33,7 +33,7 @@ import yaml
 
 from benchmarks.report.machine import machine
 from cluster.json_file import write_json
-from cluster.serve.preflight import free_port
+from demo_models.ports import free_port
 from tests.chaos.support.switch import HOST, Switch
 from tests.e2e.conftest import ROOT, SKIM, Served
 from tests.soak.load import HUNG_S, Request, judge, learn, requests

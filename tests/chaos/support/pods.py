@@ -19,7 +19,7 @@ import psutil
 
 from cluster.serve.app import SERVE_SWITCHES
 from cluster.serve.pod_draining import CALLBACK, DRAINING_FILE, DRAINING_SWITCHES
-from cluster.serve.preflight import free_port
+from demo_models.ports import free_port
 from tests.chaos.support.own_port import PROXY_PORT, on_own_port
 
 RAY, SKIM = (Path(sys.executable).with_name(name) for name in ("ray", "skim"))

@@ -248,7 +248,7 @@ def test_serve_refuses_a_port_in_use(skim):
 def test_serve_refuses_a_machine_that_is_too_small(skim, monkeypatch):
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=2**30))
     mistake(skim("serve", *PAIR, "--port", 0), "router.port")
-    from cluster.serve.preflight import free_port
+    from demo_models.ports import free_port
 
     ran = skim("serve", *PAIR, "--port", free_port())
     mistake(ran, "this deployment needs about", "1.0 GiB are free", "VLLM_CPU_KVCACHE_SPACE")

@@ -8,7 +8,8 @@ from cluster.config.schema import DeploymentConfig
 from cluster.serve import front_process
 from cluster.serve.deployment import deploy, deployed
 from cluster.serve.front_process import FrontProcess, begin_check, check_front
-from cluster.serve.preflight import checked, free_port
+from cluster.serve.preflight import checked
+from demo_models.ports import free_port
 from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.config.schema import DeploymentConfig
-from cluster.serve import preflight
 from cluster.serve.app import build_app
 from cluster.serve.placement import needed_resources
 from cluster.serve.preflight import (
@@ -18,9 +17,10 @@ from cluster.serve.preflight import (
     check_models,
     check_port,
     fetch_weights,
-    free_port,
     with_pinned_models,
 )
+from demo_models import ports
+from demo_models.ports import free_port
 from skim_common.errors import ModelError, SkimError
 from tests.reference.tokenizers_by_kind import model_without_weights
 from tests.unit.conftest import MODELS
@@ -121,7 +121,7 @@ def test_no_outgoing_connection_gets_a_port_that_was_chosen():
 def test_a_machine_without_a_free_port(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(preflight, "_QUIET_PORTS", range(port, port + 1))
+        monkeypatch.setattr(ports, "QUIET_PORTS", range(port, port + 1))
         with pytest.raises(SkimError, match=f"none of the ports {port} to {port} is free"):
             free_port()
 
