@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI
@@ -122,15 +123,12 @@ class RouterDeployment:
         """Whether another router has its app. Routers that do not reply are asked again; in the end they count as
         routers without an app, so that a start cannot wait for ever for one that hangs."""
         for _ in range(OTHERS_ATTEMPTS):
-            try:
-                here = serve.get_replica_context()
+            replies: list[Any] = [None]
+            with suppress(RayError, RayServeException, TimeoutError, KeyError, ValueError):
                 counts = await asyncio.wait_for(self._serve_state(), TIMEOUT_S)
-                if not counts[here.deployment].running:
+                if not counts[serve.get_replica_context().deployment].running:
                     return False
                 replies = await self._broadcast("serves")
-            except (RayError, RayServeException, TimeoutError, KeyError, ValueError) as error:
-                logger.info("the other routers did not answer: %s", type(error).__name__)
-                replies = [error]
             if any(reply is True for reply in replies):
                 return True
             if all(reply is False for reply in replies):
@@ -140,8 +138,8 @@ class RouterDeployment:
 
     async def problem(self) -> tuple[str | None, bool]:
         """Why this replica does not serve yet, and whether a person must repair it; (None, False) once it serves."""
-        told = self._app.problem if self._app.problem.text else self._pools.problem
-        return told.text, told.failed
+        problem = self._app.problem if self._app.problem.text else self._pools.problem
+        return problem.text, problem.failed
 
     async def _build_app(self) -> FastAPI:
         # Both run in threads: meanwhile the replica answers requests, and the pools start.
@@ -167,9 +165,9 @@ class RouterDeployment:
     async def _metrics_of_all(self) -> list[Exposition]:
         """As `DeploymentMetrics.ask`."""
         pools = self._pools.ask_all("metrics", self._names[0], timeout_s=OTHERS_TIMEOUT_S)
-        told = await asyncio.gather(self._broadcast("metrics"), *pools, return_exceptions=True)
+        groups = await asyncio.gather(self._broadcast("metrics"), *pools, return_exceptions=True)
         # Its own, too: Serve may not tell yet that this router runs.
-        replies = [reply for group in told if isinstance(group, list) for reply in group] + [await self.metrics()]
+        replies = [reply for group in groups if isinstance(group, list) for reply in group] + [await self.metrics()]
         return [reply for reply in replies if isinstance(reply, Exposition)]
 
     async def held(self, part: Part, request_id: str, key: str = "") -> str | None:
