@@ -1,6 +1,6 @@
-"""The ASGI middleware around vLLM's HTTP app: it reads the options and sends effective values and errors.
+"""The ASGI middlewares around vLLM's HTTP app: the outer one asks for an API key, the inner one reads the options.
 
-It reads the options before the app parses the body. `router.http.response` sends what the app answers.
+The options are read before the app parses the body. `router.http.response` sends what the app answers.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import time
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.admission.api_keys import caller_of
+from router.admission.api_keys import SCOPE_KEY, ApiKeys, Caller, KeyUses, LimitReachedError, caller_of
 from router.admission.intake_lock import IntakeLock
 from router.admission.ticket import AdmissionRequest
 from router.dispatch.dispatcher import Dispatcher
@@ -27,8 +27,60 @@ from router.options.settings import RouterConfig
 from skim_common.deadline import Deadline
 from skim_common.errors import InvalidRequestError
 
+OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
+_UNKNOWN_KEY = HttpError(
+    401,
+    "AuthenticationError",
+    "the API key is missing or unknown; send a valid one in the header Authorization: Bearer",
+)
 _ADMITTED = ("/completions", "/responses", "/messages", "/select")
 """Ends of the paths whose prompts ask for admission."""
+
+
+class KeyMiddleware:
+    """Refuses requests without a valid key (401) or above its limits (429), before anything of them is read.
+
+    vLLM's own middleware guards some path prefixes and leaves others open, among them /invocations and /tokenize. This
+    one guards all paths except the health checks and the metrics, which vLLM leaves open, too.
+    """
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self.app = app
+        self._keys, self._uses = keys, KeyUses()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        # A browser sends OPTIONS without credentials, before the request itself.
+        if scope["type"] == "lifespan" or scope.get("method") == "OPTIONS" or path in OPEN_PATHS:
+            await self.app(scope, receive, send)
+            return
+        key = self._keys.find(_sent_key(Headers(scope=scope)))
+        if key is None:
+            if scope["type"] == "http":
+                await respond(_UNKNOWN_KEY, scope, receive, send)
+            else:
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        use = self._uses.of(key)
+        try:
+            started = use.start()
+        except LimitReachedError as error:
+            await respond(HttpError.of(error), scope, receive, send)
+            return
+        try:
+            scope[SCOPE_KEY] = Caller(key, use)
+            await self.app(scope, receive, send)
+        finally:
+            use.end(started)
+
+
+def _sent_key(headers: Headers) -> str:
+    """The key in OpenAI's header, or in Anthropic's; empty without one."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 class SkimMiddleware:

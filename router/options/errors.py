@@ -59,6 +59,8 @@ class HttpError:
         """The response headers that belong to the error. OpenAI's and Anthropic's clients retry a 500 without one."""
         if self.status == 500:
             return {"x-should-retry": "false"}
+        if self.status == 401:
+            return {"www-authenticate": "Bearer"}
         retry = self.retry_after_s or (1 if self.status == 503 else None)
         return {} if retry is None else {"retry-after": str(retry)}
 

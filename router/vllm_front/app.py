@@ -31,8 +31,7 @@ from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddlew
 from router.admission.api_keys import ApiKeys
 from router.admission.intake_lock import IntakeLock
 from router.dispatch.dispatcher import Dispatcher
-from router.http.authentication import KeyMiddleware
-from router.http.middleware import SkimMiddleware
+from router.http.middleware import KeyMiddleware, SkimMiddleware
 from router.options.errors import HttpError
 from router.options.request import shown
 from router.options.settings import RouterConfig

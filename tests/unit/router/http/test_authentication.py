@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from router.admission.api_keys import ApiKeys
 from router.admission.ticket import OverloadedError
-from router.http.authentication import KeyMiddleware
+from router.http.middleware import KeyMiddleware
 from router.options.settings import RouterConfig
 from router.vllm_front.app import ServedModel, build_openai_app
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
