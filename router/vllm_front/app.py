@@ -27,6 +27,7 @@ from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.handlers.exception import exception_handler
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
+from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
 from router.admission.api_keys import ApiKeys
 from router.admission.intake_lock import IntakeLock
@@ -38,6 +39,7 @@ from router.options.settings import RouterConfig
 from router.vllm_front import body_errors, flags, renderer
 from router.vllm_front.engine_client import PooledEngineClient
 from router.vllm_front.metrics import FrontMetrics
+from router.vllm_front.select_endpoint import PATH as SELECT_PATH
 from router.vllm_front.select_endpoint import SelectEndpoint
 from skim_common.errors import SkimError, one_line
 from skim_common.validation import sentence
@@ -94,7 +96,8 @@ async def build_openai_app(
     app.state.metrics = dispatcher.clients = front
     for kind in (AttributeError, LookupError, RecursionError, Exception):
         app.exception_handler(kind)(_answer_unexpected)
-    SelectEndpoint(dispatcher, app.state.online_renderer, app.state.openai_serving_models).add_route(app)
+    select = SelectEndpoint(dispatcher, app.state.online_renderer, app.state.openai_serving_models)
+    app.post(SELECT_PATH)(with_cancellation(select.answer))
     body_errors.bound_body_errors(app)
     body_errors.bound_messages()
     app.state.server = types.SimpleNamespace()

@@ -7,8 +7,8 @@ import pytest
 
 from kv_transfer.options import DecodeOptions
 from router.dispatch.request import Request
-from router.http.select_body import SelectBody
 from router.options.request import PrefillOptions
+from router.vllm_front.select_endpoint import SelectBody
 
 PARTS = [{"type": "text", "text": "x y", "keep": 0.5}] * 4000
 
