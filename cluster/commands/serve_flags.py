@@ -9,8 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.config.paths import with_located_paths
-from cluster.config.vllm_options import settings_of_flags
+from cluster.config.vllm_options import settings_of_flags, with_located_paths
 from cluster.serve.front_process import front_process
 from skim_common.errors import SkimError
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_val
 
 from cluster.config import vllm_options
 from cluster.config.kubernetes import Label, LabelValue
-from cluster.config.paths import with_located_paths
+from cluster.config.vllm_options import with_located_paths
 from kv_transfer.options import YAML_SWITCH
 from router.options.settings import Resources
 from skim_common.engine_options import from_json

@@ -1,10 +1,11 @@
-"""The settings of a deployment: its pools, its endpoint, the draft channel, logs and traces.
+"""The settings of a deployment: its pools, its endpoint, the draft channel, logs and traces; and which of them
+have no effect beside others.
 
 `cluster.config.load` reads them from a YAML file and from command-line flags.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
@@ -12,7 +13,6 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from cluster.config import vllm_options
 from cluster.config.kubernetes import KubernetesConfig
 from cluster.config.pools import PoolConfig, TargetConfig
-from cluster.config.without_effect import settings_without_effect
 from kv_transfer.options import DecodeOptions
 from router.options.request import PolicyOptions
 from router.options.settings import File, RouterConfig
@@ -152,8 +152,14 @@ class DeploymentConfig(BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="after")
     def _every_setting_has_an_effect(self) -> Self:
-        for sentence in settings_without_effect(self):
-            raise ValueError(sentence)
+        for row in ROWS:
+            section = _section(self, row.section)
+            if section is not None and row.holds(self):
+                for name in row.names:
+                    if getattr(section, name) != type(section).model_fields[name].default:
+                        raise ValueError(
+                            f"{row.section}.{name} has no effect with {row.because}: leave one of them out"
+                        )
         return self
 
     @property
@@ -178,3 +184,59 @@ class DeploymentConfig(BaseModel, extra="forbid", frozen=True):
         front = self.target.model_copy(update={"model": pools["speculator"].model})
         target = pools.get("target", front).model_copy(update={"prefill": pools.get("prefill")})
         return self.model_copy(update={"speculator": pools["speculator"], "target": target})
+
+
+class Row(NamedTuple):
+    """Settings that have no effect beside another one, and are refused. section: a dotted path from the deployment.
+    names: its settings. holds: whether it is so. because: the setting that does it."""
+
+    section: str
+    names: tuple[str, ...]
+    holds: Callable[[DeploymentConfig], bool]
+    because: str
+
+
+SPECULATOR_SCORES = ("scoring", "layers", "aggregation", "look_ahead", "read", "read_again", "window_tokens")
+ANSWERS = (
+    "admission_timeout_s", "audit_share", "catch_up", "guard", "keep_alive_s", "migration", "speculative_prefill",
+)  # fmt: skip
+DRAFTS = ("max_draft_tokens", "adaptive", "draft_context")
+
+ROWS = (
+    Row("router", ("audit_share",), lambda c: c.router.catch_up == "off", "router.catch_up: off"),
+    Row("router", ("audit_share", "catch_up"), lambda c: not c.router.affinity and c.router.catch_up != "off",
+        "router.affinity: false"),
+    Row("router", ("audit_share", "catch_up"), lambda c: c.router.speculative_prefill is False,
+        "router.speculative_prefill: false"),
+    Row("router", ("audit_share",), lambda c: c.router.speculative_prefill == "always",
+        "router.speculative_prefill: always"),
+    Row("router", ("audit_share", "catch_up"),
+        lambda c: c.router.catch_up != "off" and c.target.engine_options.get("enable_prefix_caching") is False,
+        "target.engine_options.enable_prefix_caching: false"),
+    Row("router", ANSWERS, lambda c: c.router.select_only, "router.select_only"),
+    Row("decode", ("method", *DRAFTS), lambda c: c.router.select_only, "router.select_only"),
+    Row("decode", DRAFTS, lambda c: c.decode.method == "none", "decode.method: none"),
+    Row("decode", ("draft_context",), lambda c: c.decode.method != "remote", "a decode.method of vLLM's own"),
+    Row("decode", ("draft_context",), lambda c: c.selection.read == "windows", "selection.read: windows"),
+    Row("channel", ("port", "deadline_ms"), lambda c: c.decode.method != "remote" or c.router.select_only,
+        "a decode.method that is not remote"),
+    Row("selection", SPECULATOR_SCORES, lambda c: c.selection.selector == "lexical", "selection.selector: lexical"),
+    Row("selection", ("layers", "aggregation", "look_ahead"), lambda c: c.selection.scoring == "heads",
+        "selection.scoring: heads"),
+    Row("selection", ("read_again", "window_tokens"), lambda c: c.selection.read == "whole", "selection.read: whole"),
+    Row("selection", ("read_again", "window_tokens"), lambda c: c.selection.scoring == "attention",
+        "selection.scoring: attention"),
+    *(
+        Row(f"{pool}.autoscaling", ("downscale_to_zero_delay_s",),
+            lambda c, pool=pool: _section(c, pool).autoscaling.min_replicas > 0,  # type: ignore[misc, union-attr]
+            f"{pool}.autoscaling.min_replicas above 0")
+        for pool in ("speculator", "target", "target.prefill")
+    ),
+)  # fmt: skip
+
+
+def _section(config: DeploymentConfig, path: str) -> BaseModel | None:
+    section: BaseModel | None = config
+    for name in path.split("."):
+        section = getattr(section, name, None)
+    return section

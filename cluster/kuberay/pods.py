@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.config.kubernetes import KubernetesConfig, PodConfig
-from cluster.config.paths import hub_names
 from cluster.config.schema import DeploymentConfig
+from cluster.config.vllm_options import hub_names
 from cluster.serve.app import CHANNEL_TOKEN, SERVE_SWITCHES
 from cluster.serve.pod_draining import DRAINING_FILE, DRAINING_SWITCHES
 from skim_common.errors import SkimError

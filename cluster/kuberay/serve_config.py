@@ -3,9 +3,9 @@
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
-from cluster.config.paths import with_paths
 from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
+from cluster.config.vllm_options import with_paths
 from cluster.kuberay.pods import API_KEYS_PATH, TLS_PATH, Object
 from cluster.serve.app import APP_NAME, sizes_of
 from skim_common.errors import SkimError

@@ -11,9 +11,8 @@ from vllm.config import SpeculativeConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
-from cluster.config.paths import PATHS
 from cluster.config.schema import DeploymentConfig
-from cluster.config.vllm_options import REFUSED, SETTINGS
+from cluster.config.vllm_options import PATHS, REFUSED, SETTINGS
 from speculator_service.vllm_backend.engine import VllmSpeculator
 from target_service.vllm_backend.engine import VllmTarget
 

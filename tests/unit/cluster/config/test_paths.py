@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config.load import load_config
-from cluster.config.paths import PATHS, hub_names, with_located_paths, with_paths
+from cluster.config.vllm_options import PATHS, hub_names, with_located_paths, with_paths
 
 HERE = Path("/here")
 

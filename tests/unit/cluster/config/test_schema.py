@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from cluster.config import without_effect
+from cluster.config import schema
 from cluster.config.load import as_yaml, config_from_flags, config_from_settings, load_config
 from cluster.config.pools import TargetConfig
 from router.options.request import PolicyOptions
@@ -405,5 +405,5 @@ def test_each_setting_of_the_table_is_one():
     pool = {"model": "m", "autoscaling": {}}
     split = {"topology": "split", "prefill": {"autoscaling": {}}}
     config = config_from_settings({"speculator": pool, "target": {**pool, **split}})
-    for row in without_effect.ROWS:
-        assert set(row.names) <= type(without_effect._section(config, row.section)).model_fields.keys()
+    for row in schema.ROWS:
+        assert set(row.names) <= type(schema._section(config, row.section)).model_fields.keys()

@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from cluster.config.load import config_from_flags, load_config
-from cluster.config.paths import PATHS
-from cluster.config.vllm_options import REFUSED, SETTINGS
+from cluster.config.vllm_options import PATHS, REFUSED, SETTINGS
 from cluster.kuberay.pods import downloads
 from cluster.kuberay.service import ray_service
 from cluster.kuberay.write import manifests
