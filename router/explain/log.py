@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from router.admission.api_keys import caller_of
 from router.explain.explained import Explained
@@ -201,7 +201,7 @@ class RequestLog:
                 text = await ask_others(part, request_id, key)
             if text is not None:
                 return Response(text, media_type="application/json")
-            return JSONResponse(HttpError(404, "NotFoundError", missing.format(request_id), "request_id").body(), 404)
+            return HttpError(404, "NotFoundError", missing.format(request_id), "request_id").response()
 
         return answer
 

@@ -1,13 +1,9 @@
 """The two ends of a router's life: it answers before its app exists, and closes its connections before it stops.
 
-A pool can be down for a long time: it starts, restarts after a crash, or fails to start repeatedly. If the router
-waited for the pools without a limit, Serve would have no router replica, and its proxy would hold every request without
-an answer. The router waits for a limited time, because Serve calls an application running when all replicas have
-started, and KubeRay then moves the traffic to it.
-
-In an update, and when the number of routers grows, other routers answer already. Serve stops an old replica and sends
-requests to a new one as soon as the new one has started, so a router without an app would only take requests away from
-those that have one. It then waits without a limit, and its start fails if its app cannot be built.
+Without a router replica, Serve's proxy would hold every request without an answer, and a pool can be down for a long
+time. So a router waits for the pools for a limited time only: Serve calls an application running when all replicas have
+started, and KubeRay then moves the traffic to it. Where other routers answer already, as in an update, it would only
+take requests away from them: it then waits without a limit, and its start fails if its app cannot be built.
 
 A client that keeps its connection would come back to an endpoint that has no routers any more.
 """
@@ -16,9 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from http import HTTPStatus
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.options.errors import HttpError
@@ -32,14 +26,16 @@ RETRY_S = (1.0, 30.0)
 
 NOT_BUILT = "the router's HTTP app cannot be built"
 WAITING = "waiting for a replica of each pool; `skim status` says what keeps them"
+_NOT_READY = HttpError(
+    503, "ServiceUnavailableError", "this deployment is not ready yet; try again in a moment", retry_after_s=5
+)
 
 
 class StartingApp:
     """An ASGI app that builds the real app in the background and forwards everything to it; before, it answers 503.
 
-    build: builds the app; it is called again, with growing pauses, until it succeeds. startup_timeout_s: how long the
-    start waits for the app before it completes without one. others_serve: whether another router has its app.
-    `problem`: why there is no app yet; its text is None once there is one.
+    build: called again, with growing pauses, until it succeeds. startup_timeout_s: how long the start waits for the app
+    before it completes without one. others_serve: whether another router has its app. `problem`: why there is no app.
     """
 
     def __init__(
@@ -81,11 +77,7 @@ class StartingApp:
         elif self._app is not None:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            error = HttpError.of(EngineUnavailableError("this deployment is not ready yet; try again in a moment"))
-            response = JSONResponse(
-                error.body(scope["path"]), HTTPStatus.SERVICE_UNAVAILABLE, headers={"retry-after": "5"}
-            )
-            await response(scope, receive, send)
+            await _NOT_READY.response(scope["path"])(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1013})
 

@@ -18,7 +18,7 @@ from router.dispatch.state import CURRENT, CallState, nothing
 from router.dispatch.telemetry import TracedRequest, traced_request
 from router.http.body_fields import BodyFields, hinted_priority, read_fields
 from router.http.body_limits import BodyBudget, check_headers, read_body
-from router.http.response import DeferredResponse, respond
+from router.http.response import DeferredResponse
 from router.options.context_management import FIELD, read_edits
 from router.options.errors import HttpError, RefusedError
 from router.options.headers import read_deadline, read_later_requests
@@ -57,7 +57,7 @@ class KeyMiddleware:
         key = self._keys.find(_sent_key(Headers(scope=scope)))
         if key is None:
             if scope["type"] == "http":
-                await respond(_UNKNOWN_KEY, scope, receive, send)
+                await _UNKNOWN_KEY.response(scope["path"])(scope, receive, send)
             else:
                 await send({"type": "websocket.close", "code": 1008})
             return
@@ -68,7 +68,7 @@ class KeyMiddleware:
         try:
             started = use.start()
         except LimitReachedError as error:
-            await respond(HttpError.of(error), scope, receive, send)
+            await HttpError.of(error).response(scope["path"])(scope, receive, send)
             return
         try:
             scope[SCOPE_KEY] = Caller(key, use)
@@ -119,7 +119,7 @@ class SkimMiddleware:
                 request = self._request(Headers(scope=scope), read, scope, deadline, came)
             except (InvalidRequestError, RefusedError) as error:
                 release_intake()
-                await respond(HttpError.of(error), scope, receive, send)
+                await HttpError.of(error).response(scope["path"])(scope, receive, send)
                 return
             traced.call = call = CallState(request, traced.span, release_intake)
             await self._pass_on(call, read.body, scope, receive, send)

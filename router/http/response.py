@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from router.dispatch.state import CallState
@@ -90,7 +89,7 @@ class DeferredResponse:
             event = write_error_event(error.body(self._scope["path"]))
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
         else:
-            await respond(error, self._scope, self._receive, self._send)
+            await error.response(self._scope["path"])(self._scope, self._receive, self._send)
 
     async def _release(self) -> None:
         self._open = True
@@ -172,8 +171,3 @@ def bounded(value: str) -> str:
         return value
     whole = value.rfind(", ", 0, MAX_VALUE_CHARS - len(_CUT) + 1)
     return value[: max(whole, 0)] + _CUT
-
-
-async def respond(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Send `error` as the whole response."""
-    await JSONResponse(error.body(scope["path"]), error.status, error.headers)(scope, receive, send)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from skim_common.errors import DeadlineError, EngineUnavailableError, InvalidRequestError, ModelError, SkimError
 
 _ANTHROPIC_PATHS = ("/messages", "/messages/count_tokens")
@@ -20,7 +22,7 @@ _ANTHROPIC_TYPES = {
 
 
 class InvalidOptionError(InvalidRequestError):
-    """An option that is unknown, of the wrong type or out of range. `param` is its dotted name in the body."""
+    """A field that is unknown, of the wrong type or out of range. `param` is its dotted name in the body."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -74,6 +76,10 @@ class HttpError:
             return {"error": error}
         other = "invalid_request_error" if self.status < 500 else "api_error"
         return {"type": "error", "error": {**error, "type": _ANTHROPIC_TYPES.get(self.status, other)}}
+
+    def response(self, path: str = "") -> JSONResponse:
+        """The whole response of the endpoint at `path`."""
+        return JSONResponse(self.body(path), self.status, self.headers)
 
 
 def _encodable(text: str) -> str:

@@ -16,7 +16,7 @@ from fastapi.dependencies.utils import request_body_to_args
 from pydantic import ValidationError
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -174,10 +174,8 @@ async def _answer_unexpected(request: Request, error: Exception) -> Response:
     """
     frames = traceback.walk_tb(error.__traceback__)
     if isinstance(error, RecursionError) or any(frame.f_code.co_name in _READ_BODIES for frame, _ in frames):
-        told = HttpError(400, "BadRequestError", _problem_of(error))
-    elif (response := await exception_handler(request, error)).status_code < 500:
+        return HttpError(400, "BadRequestError", _problem_of(error)).response(request.url.path)
+    if (response := await exception_handler(request, error)).status_code < 500:
         return response
-    else:
-        logger.error("a request failed in the router", exc_info=error)
-        told = HttpError.of(error)
-    return JSONResponse(told.body(request.url.path), told.status)
+    logger.error("a request failed in the router", exc_info=error)
+    return HttpError.of(error).response(request.url.path)

@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic_core import SchemaValidator, ValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from vllm.entrypoints.serve.exception_handling.handlers.validation import clean_loc_for_param
 from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
 from vllm.exceptions import VLLMValidationError
@@ -86,8 +86,7 @@ async def answer_invalid(request: Request, error: RequestValidationError | Valid
     """The 400 for a body that does not fit the endpoint. It has the words, the type and the `param` of vLLM's."""
     errors = error.errors()
     text = sanitize_message(client_sentence(errors))
-    told = HttpError(400, "Bad Request", text, _param_of(errors))
-    return JSONResponse(told.body(request.url.path), told.status)
+    return HttpError(400, "Bad Request", text, _param_of(errors)).response(request.url.path)
 
 
 def client_sentence(errors: Iterable[Any]) -> str:
