@@ -99,7 +99,7 @@ class Entry:
         return 0 if self.explained is None else self.explained.nbytes
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values: those of `Explained.as_json`, and `catch_up` and `migrations` if there are any."""
+        """As `Explained.as_json`, with `catch_up` and `migrations` if there are any."""
         if self.explained is None:
             shown: dict[str, Any] = {"prompt_tokens": self.prompt_tokens, "kept_tokens": self.prompt_tokens}
         else:
@@ -123,8 +123,7 @@ class RequestLog:
     """The selections of the latest calls, and the values of the latest requests' `x-skim-*` headers.
 
     A request is named by the engines' id of its first prompt, which the client may choose, and by the name of its API
-    key. A call has one place, however many prompts it has. A stream that was opened before its first token has only a
-    part of the values in its headers.
+    key. A call has one place, however many prompts it has.
     """
 
     def __init__(self, *, max_calls: int = MAX_CALLS, max_bytes: int = MAX_CALL_BYTES) -> None:

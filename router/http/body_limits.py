@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import Receive
@@ -29,25 +30,18 @@ FREE_BYTES = 64 * 2**10
 RETRY_S = 5
 
 
+@dataclass(eq=False)
 class _Reading:
     """One body while it is read. size: bytes that have arrived."""
 
-    def __init__(self, timeout: asyncio.Timeout, began: float) -> None:
-        self.size, self.given_up = 0, False
-        self._timeout, self._began = timeout, began
+    timeout: asyncio.Timeout
+    began: float
+    size: int = 0
+    given_up: bool = False
 
     @property
     def counts(self) -> bool:
         return self.size > FREE_BYTES and not self.given_up
-
-    def bytes_per_second(self, now: float) -> float:
-        return self.size / max(now - self._began, 1e-3)
-
-    def give_up(self) -> None:
-        """Wake the task that waits for more of this body, by its time-out."""
-        self.given_up = True
-        if not self._timeout.expired():  # else the task wakes anyhow, and a time-out that has expired cannot be changed
-            self._timeout.reschedule(0.0)
 
 
 class BodyBudget:
@@ -76,11 +70,13 @@ class BodyBudget:
         """Count `size` more bytes of it. Raises RefusedError (503) if it is itself given up."""
         reading.size += size
         while reading.counts and self.held_bytes > MAX_MEMORY_BYTES:
-            now = self._clock()
-            counted = [one for one in self._readings if one.counts]
+            counted, now = [one for one in self._readings if one.counts], self._clock()
             if len(counted) == 1:
                 return
-            min(counted, key=lambda one: one.bytes_per_second(now)).give_up()
+            slowest = min(counted, key=lambda one: one.size / max(now - one.began, 1e-3))
+            slowest.given_up = True
+            if not slowest.timeout.expired():  # else its task wakes anyhow, and an expired time-out cannot be changed
+                slowest.timeout.reschedule(0.0)
         if reading.given_up:
             raise _given_up()
 

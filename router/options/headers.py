@@ -26,8 +26,7 @@ TOTAL = "total"
 def read_deadline(headers: Mapping[str, str], default_s: float | None, arrived: float) -> Deadline:
     """The deadline of a request: that of its header, else the deployment's; a proxy's if it is sooner.
 
-    arrived: seconds of the event loop's clock. Raises InvalidOptionError for a header that is not a whole number of
-    milliseconds up to LONGEST_MS.
+    arrived: seconds of the event loop's clock. Raises InvalidOptionError.
     """
     own = _within(headers, TIMEOUT, 1, LONGEST_MS, " of milliseconds")
     proxy = _within(headers, PROXY_TIMEOUT, 0, LONGEST_MS, " of milliseconds")
@@ -36,10 +35,7 @@ def read_deadline(headers: Mapping[str, str], default_s: float | None, arrived: 
 
 
 def read_later_requests(headers: Mapping[str, str]) -> int | None:
-    """The number in the header; None without it.
-
-    Raises InvalidOptionError for a header that is not a whole number from 0 to MOST_LATER_REQUESTS.
-    """
+    """The number in the header; None without it. Raises InvalidOptionError."""
     return _within(headers, LATER_REQUESTS, 0, MOST_LATER_REQUESTS)
 
 
@@ -68,9 +64,8 @@ def write_server_timing(parts: Mapping[str, float]) -> str:
 
 
 def add_prefill(timings: dict[str, float], target: Mapping[str, float], elapsed_ms: float) -> None:
-    """Split the wait for the first output into the target's queue and prefill time, and transfer (the rest).
-
-    timings: the request's parts so far; the new parts are added. target: the parts that the target reported.
+    """Add to `timings` the wait for the first output: the target's queue and prefill time as it reported them in
+    `target`, and transfer (the rest).
     """
     queue, prefill = target.get("queue", 0.0), target.get("prefill", elapsed_ms)
     away = max(0.0, elapsed_ms - prefill - queue)

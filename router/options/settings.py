@@ -32,12 +32,12 @@ Resources = Annotated[dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False
 class RouterConfig(BaseModel):
     """The HTTP endpoint, and when it uses the speculator."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=1, le=65535)
     replicas: int = Field(1, ge=1)
-    cpus: float = Field(1.0, ge=0, allow_inf_nan=False, description="CPU cores that Ray reserves per replica")
+    cpus: float = Field(1.0, ge=0, description="CPU cores that Ray reserves per replica")
     resources: Resources = Field(default_factory=dict, description="custom Ray resources that a replica takes")
     max_ongoing_requests: int = Field(
         256, ge=1, description="requests that one replica has at a time, running or waiting; more are refused (429)"
@@ -45,12 +45,11 @@ class RouterConfig(BaseModel):
     max_wait_s: float | None = Field(
         60.0,
         gt=0,
-        allow_inf_nan=False,
         description="a request that would wait longer for its pools, by the measured rate, is refused (429); "
         "null: none is for this reason",
     )
     drain_timeout_s: float = Field(
-        60.0, ge=0, allow_inf_nan=False, description="how long a stopping replica may take to finish its requests"
+        60.0, ge=0, description="how long a stopping replica may take to finish its requests"
     )
     speculative_prefill: Wish = Field(
         AUTO, description="default of the request option `enabled`: auto (or true), always or false"
@@ -58,25 +57,20 @@ class RouterConfig(BaseModel):
     min_prompt_tokens: int = Field(2000, ge=1, description="shorter prompts run dense")
     catch_up: CatchUpWish = Field(AUTO, description="default of the request option `catch_up`: auto, off or always")
     select_timeout_s: float = Field(
-        60.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="a longer selection is cancelled, and the prompt runs dense",
+        60.0, gt=0, description="a longer selection is cancelled, and the prompt runs dense"
     )
     admission_timeout_s: float = Field(
-        30.0, gt=0, allow_inf_nan=False, description="a request that waits longer for a target replica gets a 503"
+        30.0, gt=0, description="a request that waits longer for a target replica gets a 503"
     )
     deadline_s: float | None = Field(
         None,
         gt=0,
-        allow_inf_nan=False,
         description="time for a whole answer, after which the request is stopped everywhere (504); a request's header "
         "x-request-timeout-ms replaces it; null: no limit",
     )
     pool_down_after_s: float = Field(
         30.0,
         ge=0,
-        allow_inf_nan=False,
         description="how long requests wait for a pool without a replica; after it they get at once what still works: "
         "without the speculator dense, without the target a 503",
     )
@@ -114,11 +108,9 @@ class RouterConfig(BaseModel):
     keep_alive_s: float = Field(
         10.0,
         ge=0,
-        allow_inf_nan=False,
         description="longest silence of an admitted stream, after which an SSE comment is sent: less than the read "
         "time-out of every proxy before the router; 0: no comments",
     )
-
     select_only: bool = Field(
         False,
         description="no target runs: the endpoint serves /v1/select with the speculator's tokenizer, and no answers; "

@@ -1,7 +1,4 @@
-"""vLLM's own HTTP app over an engine client that has no engine: every generation goes to the two pools.
-
-It uses `EngineClient` (vllm/engine/protocol.py), `build_app` and `init_app_state` (vllm/entrypoints/launchers).
-"""
+"""vLLM's own HTTP app over an engine client that has no engine: every generation goes to the two pools."""
 
 import argparse
 import logging
@@ -55,10 +52,9 @@ _READ_BODIES = {
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The target as clients see it. folder: its config and tokenizer; its weights are not read.
-
-    root: its name in /v1/models, no path. names: as clients send them; answers have the first. max_len: tokens of a
-    prompt and its answer. options: of `vllm serve`, those that its front reads, by name.
+    """The target as clients see it. folder: its config and tokenizer. root: its name in /v1/models, no path. names: as
+    clients send them; answers have the first. max_len: tokens of a prompt and its answer. options: of `vllm serve`,
+    those that its front reads, by name.
     """
 
     folder: str
@@ -168,10 +164,8 @@ def front_config(model: ServedModel) -> tuple[argparse.Namespace, VllmConfig]:
 
 
 async def _answer_unexpected(request: Request, error: Exception) -> Response:
-    """A 400 if vLLM failed to read the body, for example a tool without its function, or a message without a role.
-
-    Other errors are as in vLLM's server, but a 500 shows nothing of the router's inside.
-    """
+    """A 400 if vLLM failed to read the body, such as a tool without its function. Other errors are as in vLLM's server,
+    but a 500 shows nothing of the router's inside."""
     frames = traceback.walk_tb(error.__traceback__)
     if isinstance(error, RecursionError) or any(frame.f_code.co_name in _READ_BODIES for frame, _ in frames):
         return HttpError(400, "BadRequestError", _problem_of(error)).response(request.url.path)

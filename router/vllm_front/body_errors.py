@@ -46,10 +46,8 @@ def bound_body_errors(app: FastAPI) -> None:
 
 
 def bound_messages() -> None:
-    """Cut vLLM's sentences before its `sanitize_message` reads them: its regular expressions take quadratic time, so a
-    model's name of 64 KiB, `/a/a/a...`, would hold the event loop for half a minute.
-
-    vLLM's modules import the function by name, so it is replaced in each of them.
+    """Cut vLLM's sentences before its `sanitize_message` reads them: its regular expressions take quadratic time, half
+    a minute for a model's name of 64 KiB, `/a/a/a...`. vLLM's modules import it by name, so it is replaced in each.
     """
 
     def sanitized(message: str) -> str:

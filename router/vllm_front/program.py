@@ -59,8 +59,7 @@ def check_front(
     """Build a router's app over no pools, and read what the target would read. Raises SkimError for what is refused.
 
     model: the target's folder or hub name. root, names, front_options: as in ServedModel. engine_options: the target's.
-    settings: fields of RouterConfig. is_here: the model is on this machine; else the options alone are checked. given:
-    as in `check_options`.
+    is_here: the model is on this machine; else the options alone are checked. given: as in `check_options`.
     """
     check_options(**given)
     if not is_here:
