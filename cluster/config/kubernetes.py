@@ -69,7 +69,7 @@ MountPath = Annotated[
 ]
 Url = Annotated[
     str,
-    _like(r"https?://[^/\s:]+(:[0-9]+)?(/\S*)?", "a URL such as https://hub.example.com"),
+    _like(r"https?://[^/\s:][^/\s]*(/\S*)?", "a URL such as https://hub.example.com"),
     AfterValidator(_with_port),
 ]
 

@@ -133,9 +133,9 @@ def _sentence(problem: Problem, lines: Lines) -> str:
     """A setting that is missing has the line of the section that should contain it."""
     hint = ""
     if problem.kind == "extra_forbidden":
-        known = _setting_names(problem.location[:-1])
-        close = get_close_matches(str(problem.location[-1]), known, 1)
-        hint = f"; did you mean {close[0]}?" if close else f"; the settings here are {', '.join(known)}"
+        names = _setting_names(problem.location[:-1])
+        close = get_close_matches(str(problem.location[-1]), names, 1)
+        hint = f"; did you mean {close[0]}?" if close else f"; the settings here are {', '.join(names)}"
     sections = (problem.location[:n] for n in range(len(problem.location), 0, -1))
     line = next((lines[section] for section in sections if section in lines), None)
     return f"{f'line {line}: ' if line else ''}{problem.name}: {problem.fault}{hint}"

@@ -18,7 +18,7 @@ from skim_common.models.source import located
 
 KV_CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 CPU_KV_CACHE_GIB = "4"
-OF_ONE_NODE = ("VLLM_HOST_IP", "CUDA_VISIBLE_DEVICES")
+NODE_VARIABLES = ("VLLM_HOST_IP", "CUDA_VISIBLE_DEVICES")
 """Environment variables that cannot be the same on several nodes of a replica."""
 ENGINES = ("vllm", "mock")
 """Engines that read a model's config and tokenizer, but no weights."""
@@ -185,9 +185,9 @@ class PoolConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=T
                 f"gpus_per_replica must be {self.ranks} or left out with nodes_per_replica"
                 f" {self.nodes_per_replica}: each rank takes one GPU"
             )
-        if own := [name for name in OF_ONE_NODE if name in self.env]:
+        if variables := [name for name in NODE_VARIABLES if name in self.env]:
             raise ValueError(
-                f"env sets {own[0]}, which differs between the nodes of a replica: leave it out, or set it in the"
+                f"env sets {variables[0]}, which differs between the nodes of a replica: leave it out, or set it in the"
                 " environment in which Ray starts on each node"
             )
 

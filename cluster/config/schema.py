@@ -6,12 +6,11 @@ have no effect beside others.
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Self
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from cluster.config import vllm_options
-from cluster.config.kubernetes import KubernetesConfig
+from cluster.config.kubernetes import KubernetesConfig, Url
 from cluster.config.pools import PoolConfig, TargetConfig
 from kv_transfer.options import DecodeOptions
 from router.options.request import PolicyOptions
@@ -21,15 +20,8 @@ WITH_STAGES = ("none", "eagle", "mtp")
 """Decode methods of vLLM 0.29's V2 model runner, which supports pipeline stages. By reading, except none."""
 
 
-def _collector(endpoint: str) -> str:
-    try:
-        url = urlsplit(endpoint)
-        right = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:
-        right = False
-    if not right:
-        raise ValueError("must be an http or https URL, such as http://collector:4318")
-    if url.path.rstrip("/").endswith("/v1/traces"):
+def _before_the_path(endpoint: str) -> str:
+    if endpoint.rstrip("/").endswith("/v1/traces"):
         raise ValueError("must end before /v1/traces, which is added to it")
     return endpoint
 
@@ -37,7 +29,7 @@ def _collector(endpoint: str) -> str:
 class TracesConfig(BaseModel, extra="forbid", frozen=True):
     """Spans of each request, sent by OTLP over HTTP (OpenTelemetry)."""
 
-    endpoint: Annotated[str, AfterValidator(_collector)] = Field(
+    endpoint: Annotated[Url, AfterValidator(_before_the_path)] = Field(
         description="collector, such as http://collector:4318; spans are sent to its path /v1/traces"
     )
     sample_ratio: float = Field(

@@ -217,15 +217,15 @@ def with_paths(options: Mapping[str, Any], change: Callable[[str, str], str]) ->
 
 def hub_names(options: Mapping[str, Any]) -> list[str]:
     """The repositories of a hub that the options name: adapters, a drafter, and configurations."""
-    found: list[str] = []
+    names: list[str] = []
 
     def look(name: str, value: str) -> str:
         if PATHS[name] == "model" and is_hub_name(value):
-            found.append(value)
+            names.append(value)
         return value
 
     with_paths(options, look)
-    return found
+    return names
 
 
 def _with_path(value: Any, fields: list[str], name: str, change: Callable[[str, str], str]) -> Any:
@@ -247,9 +247,9 @@ def _located(name: str, path: str, folder: Path) -> str:
     if PATHS[name] == "model":
         return located(path, folder)
     file = os.path.join(folder, os.path.expanduser(path))
-    # vLLM has templates of its own: template_chatml.jinja and others.
-    own = name == "chat_template" and path.startswith("template_") and not os.path.exists(file)
-    return path if own else os.path.abspath(file)
+    if name == "chat_template" and path.startswith("template_") and not os.path.exists(file):
+        return path  # vLLM has templates of its own: template_chatml.jinja and others
+    return os.path.abspath(file)
 
 
 def _read(name: str, value: Any) -> Any:

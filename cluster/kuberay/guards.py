@@ -27,14 +27,14 @@ def disruption_budgets(config: DeploymentConfig) -> list[Object]:
 
 def _never_ready(config: DeploymentConfig, pool: str) -> int:
     """Pods that have no Serve proxy, so that they are never ready: all of a replica except the one with its actor."""
-    found = config.pools.get(pool)
-    return found.most_replicas * (found.nodes_per_replica - 1) if found else 0
+    settings = config.pools.get(pool)
+    return settings.most_replicas * (settings.nodes_per_replica - 1) if settings else 0
 
 
 def network_policies(config: DeploymentConfig) -> list[Object]:
     """Allow traffic among Ray's pods and from clients, the operator and Prometheus; limit outgoing traffic."""
     settings = config.kubernetes
-    own = {"podSelector": {"matchLabels": labels(settings)}}
+    ours = {"podSelector": {"matchLabels": labels(settings)}}
     clients = [{"podSelector": {}}, *(_namespace(name) for name in settings.network.client_namespaces)]
     metrics = [config.router.port, METRICS_PORT, HEAD_PORTS["as-metrics"], HEAD_PORTS["dash-metrics"]]
     return [
@@ -43,12 +43,12 @@ def network_policies(config: DeploymentConfig) -> list[Object]:
             "ray",
             {"matchLabels": labels(settings)},
             ingress=[
-                {"from": [own]},
+                {"from": [ours]},
                 {"from": clients, "ports": _tcp(config.router.port)},
                 {"from": [_namespace(settings.network.operator_namespace)], "ports": _tcp(HEAD_PORTS["dashboard"])},
                 {"from": [_namespace(settings.network.monitoring_namespace)], "ports": _tcp(*metrics)},
             ],
-            egress=[{"to": [own]}, {"ports": DNS_PORTS + _tcp(*_outside(config))}],
+            egress=[{"to": [ours]}, {"ports": DNS_PORTS + _tcp(*_outside(config))}],
         ),
         _policy(
             config,

@@ -60,8 +60,8 @@ def check_ports(config: DeploymentConfig) -> None:
 
 def labels(settings: KubernetesConfig, component: str | None = None) -> dict[str, str]:
     """Labels of the pods of this deployment, or of one component (head, router, target, ...)."""
-    found = {"app.kubernetes.io/name": "skim", "app.kubernetes.io/instance": settings.name}
-    return found | ({"app.kubernetes.io/component": component} if component else {})
+    part = {"app.kubernetes.io/component": component} if component else {}
+    return {"app.kubernetes.io/name": "skim", "app.kubernetes.io/instance": settings.name, **part}
 
 
 def metadata(settings: KubernetesConfig, suffix: str = "", component: str | None = None) -> Object:
@@ -212,5 +212,5 @@ def _placement(settings: KubernetesConfig, pod: PodConfig, gpus: int) -> Object:
     tolerations = [taint.model_dump(exclude_none=True) for taint in pod.tolerations]
     if gpus:
         tolerations.append({"key": settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"})
-    found: Object = {"nodeSelector": dict(pod.node_selector)} if pod.node_selector else {}
-    return found | ({"tolerations": tolerations} if tolerations else {})
+    placement = {"nodeSelector": dict(pod.node_selector), "tolerations": tolerations}
+    return {name: value for name, value in placement.items() if value}

@@ -107,10 +107,10 @@ def _ray_cluster(config: DeploymentConfig, component: str, data: str | None = No
 
 def _ray_metadata(settings: KubernetesConfig, suffix: str = "", **annotations: str) -> Object:
     """Of a RayService or a RayJob: with the labels and annotations of the deployment file."""
-    found = metadata(settings, suffix, suffix or None)
-    found["labels"] |= settings.labels
+    described = metadata(settings, suffix, suffix or None)
+    described["labels"] |= settings.labels
     annotations |= settings.annotations
-    return found | ({"annotations": annotations} if annotations else {})
+    return described | ({"annotations": annotations} if annotations else {})
 
 
 def _worker_group(name: str, template: Object, sizes: tuple[int, int, int], holds: dict[str, int]) -> Object:

@@ -83,10 +83,10 @@ def pod_monitors(config: DeploymentConfig) -> list[Object]:
             "metadata": {**metadata(settings, name), "labels": {**labels(settings), **settings.monitor_labels}},
             "spec": {
                 "selector": {"matchLabels": labels(settings, "head" if name == "head" else None)},
-                "podMetricsEndpoints": [{"port": port, "relabelings": relabelings} for port in found],
+                "podMetricsEndpoints": [{"port": port, "relabelings": relabelings} for port in names],
             },
         }
-        for name, found in ports.items()
+        for name, names in ports.items()
     ]
 
 
@@ -103,10 +103,10 @@ def alert_rules(config: DeploymentConfig) -> Object:
 
 def dashboard(config: DeploymentConfig) -> Object:
     """A ConfigMap that the dashboard sidecar of Grafana's Helm chart finds by its label."""
-    found = metadata(config.kubernetes, "dashboard")
+    described = metadata(config.kubernetes, "dashboard")
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {**found, "labels": {**found["labels"], "grafana_dashboard": "1"}},
+        "metadata": {**described, "labels": {**described["labels"], "grafana_dashboard": "1"}},
         "data": {"skim.json": DASHBOARD.read_text(encoding="utf-8")},
     }

@@ -50,14 +50,12 @@ SERVE_SWITCHES = {
 }
 """Environment of every process of a Ray cluster that serves Skim.
 
-The HTTP proxy sends requests to replicas over gRPC, as the router does. Each replica has one event loop instead of
-three loops in threads that wait for one another. A starting engine blocks that loop, but Serve calls a replica only
-after it has started; a running engine computes in another process or thread. Ray's default niceness of 15 for its
-workers is removed: the engines are the main work of the machine. A replica that hangs is killed: it could not finish
-its answers, and another one needs its resources. A message between replicas may be as large as Skim's codec allows:
-Serve's own 4 MiB hold the ids of a million tokens. The controller looks at its replicas twice a second, not ten times:
-that takes a quarter of what an idle deployment costs. It looks at its proxies every 2 s, not every 10: a dead one is
-replaced after three looks.
+The HTTP proxy sends requests to replicas over gRPC, as the router does. Each replica has one event loop, not three in
+threads that wait for one another: Serve calls a replica after its start, and a running engine computes elsewhere. Ray's
+workers lose their niceness of 15, because the engines are the main work of the machine. A replica that hangs is killed:
+another one needs its resources. A message between replicas may be as large as Skim's codec allows, beyond Serve's
+4 MiB. The controller looks at replicas twice a second, not ten times, which takes a quarter of what an idle deployment
+costs, and at proxies every 2 s, not every 10: a dead one is replaced after three looks.
 """
 
 SERVE_OPTIONS: dict[str, Any] = {

@@ -26,7 +26,7 @@ _REPLY_LIMIT_S = 20.0
 def messages(name: str) -> dict[str, str]:
     """Serve's message on each deployment of the application; empty if it does not run."""
     application = serve.status().applications.get(name)
-    return {part: found.message for part, found in application.deployments.items()} if application else {}
+    return {part: status.message for part, status in application.deployments.items()} if application else {}
 
 
 def await_running(name: str, progress: Callable[[str], None], earlier: Mapping[str, str]) -> None:
@@ -35,7 +35,7 @@ def await_running(name: str, progress: Callable[[str], None], earlier: Mapping[s
     A part that has become ready since the change has started: if it dies after that, Serve heals it. The same holds for
     Serve's controller, which Ray starts again.
     """
-    told: set[str] = set()
+    announced: set[str] = set()
     begun: set[str] = set()
     ready: set[str] = set()
     while True:
@@ -46,8 +46,8 @@ def await_running(name: str, progress: Callable[[str], None], earlier: Mapping[s
                     continue
                 if part in begun:
                     ready.add(part)
-                if part not in told:
-                    told.add(part)
+                if part not in announced:
+                    announced.add(part)
                     progress(f"{part} is ready")
             if application.status == ApplicationStatus.RUNNING and _while_ray_lives(lambda: _routers_are_ready(name)):
                 return

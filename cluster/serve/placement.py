@@ -26,8 +26,8 @@ def on_own_cores(config: DeploymentConfig) -> DeploymentConfig:
         return config
     bound = {}
     for index, (name, pool) in enumerate(pools.items()):
-        own = cores[index * share : (index + 1) * share]
-        bound[name] = pool.model_copy(update={"env": {**pool.env, CORES: ",".join(map(str, own))}})
+        binding = ",".join(map(str, cores[index * share : (index + 1) * share]))
+        bound[name] = pool.model_copy(update={"env": {**pool.env, CORES: binding}})
     return config.with_pools({**config.pools, **bound})
 
 
@@ -123,21 +123,21 @@ def _check_nodes(name: str, parts: Sequence[Mapping[str, float]], nodes: Sequenc
     suited = {index for index, node in enumerate(nodes) if _offers(node, parts[-1])}
     if len(suited) >= len(parts) and any(_offers(nodes[index], parts[0]) for index in suited):
         return
-    asked = ", ".join(f"{amount:g} {resource}" for resource, amount in parts[0].items())
+    needs = ", ".join(f"{amount:g} {resource}" for resource, amount in parts[0].items())
     if len(parts) == 1:
         raise SkimError(
-            f"no node of the Ray cluster has all the resources of one {name} replica ({asked}); a replica and its ranks"
+            f"no node of the Ray cluster has all the resources of one {name} replica ({needs}); a replica and its ranks"
             f" need one node: start a larger node, lower the resources of the replica, or set {name}.nodes_per_replica"
         )
     raise SkimError(
-        f"one {name} replica needs {len(parts)} nodes of the Ray cluster, the first with {asked}, and"
+        f"one {name} replica needs {len(parts)} nodes of the Ray cluster, the first with {needs}, and"
         f" {len(suited)} {'has' if len(suited) == 1 else 'have'} the resources of a part: start more such nodes, or"
         f" change {name}.nodes_per_replica"
     )
 
 
-def _offers(node: Mapping[str, float], asked: Mapping[str, float]) -> bool:
-    return all(node.get(resource, 0.0) >= amount for resource, amount in asked.items())
+def _offers(node: Mapping[str, float], needs: Mapping[str, float]) -> bool:
+    return all(node.get(resource, 0.0) >= amount for resource, amount in needs.items())
 
 
 def _with_the_actor(pool: PoolConfig, part: Mapping[str, float], parts: int) -> list[dict[str, float]]:

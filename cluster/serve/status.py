@@ -140,9 +140,9 @@ def _awaited(app: str, pool: str) -> str:
 def failure_reason(messages: list[str]) -> str:
     """The message of the last exception in Serve's report of a failed replica."""
     for message in messages:
-        found = re.findall(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception))(?:\(|: )(.+)$", message, re.MULTILINE)
-        if found:
-            return found[-1][1].strip()
+        errors = re.findall(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception))(?:\(|: )(.+)$", message, re.MULTILINE)
+        if errors:
+            return errors[-1][1].strip()
     return messages[-1].strip().splitlines()[-1] if messages[-1].strip() else "Ray Serve gave no reason; see its logs"
 
 
