@@ -7,7 +7,7 @@ they are not compiled for. Both give the same results up to float32 rounding.
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -81,10 +81,30 @@ class PagedScoring:
         formulas: Sequence[AttentionFormula],
     ) -> None:
         """Add all layers to `aggregate`. queries: [L, S, H, D]. keys, formulas: one per layer."""
-        if self._fill_by_kernels(aggregate, queries, keys, formulas):
-            return
-        for of_layer, layer, (scale, soft_cap, sinks) in zip(queries, keys, formulas, strict=True):
-            aggregate.add(layer_scores(of_layer, layer, scale, self._pool_kernel, soft_cap=soft_cap, sinks=sinks))
+        pages: list[Any] = [layer.pages for layer in keys]
+        sinks: list[Any] = [formula.sinks for formula in formulas]
+        pool = self._pool_kernel
+        if (kernels := self._supporting(pages, queries.dtype, formulas, pool)) is not None:
+            try:
+                kernels.fill_table(
+                    aggregate.table,
+                    queries,
+                    [page.cache for page in pages],
+                    pages[0].blocks.int(),
+                    formulas[0].scale,
+                    pool,
+                    soft_cap=formulas[0].soft_cap,
+                    sinks=None if sinks[0] is None else torch.stack(sinks),
+                )
+            except Exception as error:  # Triton's compiler and driver raise many kinds; a worker must not raise
+                self.kernels = None
+                _warn(error)
+                aggregate.table.zero_()
+            else:
+                aggregate.complete()
+                return
+        for of_layer, layer, (scale, soft_cap, own_sinks) in zip(queries, keys, formulas, strict=True):
+            aggregate.add(layer_scores(of_layer, layer, scale, pool, soft_cap=soft_cap, sinks=own_sinks))
 
     def masses(
         self, layers: Sequence[HeadsOfLayer], row_weights: torch.Tensor, visible: torch.Tensor | None = None
@@ -100,100 +120,57 @@ class PagedScoring:
         visible: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The sum of `masses` with one weight per head, float32 [M]. head_weights: float32 [heads of all layers]."""
-        mass = self._mass_by_kernels(layers, head_weights, row_weights, visible)
-        return head_weights @ self.masses(layers, row_weights, visible) if mass is None else mass
-
-    def _mass_by_kernels(
-        self,
-        layers: Sequence[HeadsOfLayer],
-        head_weights: torch.Tensor,
-        row_weights: torch.Tensor,
-        visible: torch.Tensor | None,
-    ) -> torch.Tensor | None:
-        if self.kernels is None or any(layer.keys.pages is None for layer in layers):
-            return None
         parts = _by_kv_head(layers, head_weights)
         formulas = [part.formula for part in parts]
-        caches = [part.pages.cache for part in parts]
-        with_sinks = [formula.sinks for formula in formulas if formula.sinks is not None]
-        if 0 < len(with_sinks) < len(formulas) or len({formula[:2] for formula in formulas}) > 1:
-            return None
-        if caches[0].dtype != parts[0].queries.dtype or not self.kernels.supports(caches, 1):
-            return None
-        try:
-            return self.kernels.weighted_masses(
-                pad_sequence([part.queries.transpose(0, 1) for part in parts], batch_first=True).transpose(1, 2),
-                caches,
-                parts[0].pages.blocks.int(),
-                layers[0].keys.shape[1],
-                formulas[0].scale,
-                row_weights[:, None] * pad_sequence([part.weights for part in parts], batch_first=True)[:, None],
-                soft_cap=formulas[0].soft_cap,
-                sinks=pad_sequence(with_sinks, batch_first=True) if with_sinks else None,
-                visible=visible,
-            )
-        except Exception as error:  # see `_fill_by_kernels`
-            self.kernels = None
-            _warn(error)
-            return None
+        pages: list[Any] = [part.pages for part in parts]
+        sinks: list[Any] = [formula.sinks for formula in formulas]
+        if (kernels := self._supporting(pages, parts[0].queries.dtype, formulas, 1)) is not None:
+            try:
+                return kernels.weighted_masses(
+                    pad_sequence([part.queries.transpose(0, 1) for part in parts], batch_first=True).transpose(1, 2),
+                    [page.cache for page in pages],
+                    pages[0].blocks.int(),
+                    layers[0].keys.shape[1],
+                    formulas[0].scale,
+                    row_weights[:, None] * pad_sequence([part.weights for part in parts], batch_first=True)[:, None],
+                    soft_cap=formulas[0].soft_cap,
+                    sinks=None if sinks[0] is None else pad_sequence(sinks, batch_first=True),
+                    visible=visible,
+                )
+            except Exception as error:  # as in `fill`
+                self.kernels = None
+                _warn(error)
+        return head_weights @ self.masses(layers, row_weights, visible)
 
-    def _fill_by_kernels(
-        self,
-        aggregate: Aggregate,
-        queries: torch.Tensor,
-        keys: Sequence[PagedKeys],
-        formulas: Sequence[AttentionFormula],
-    ) -> bool:
-        pages = [page for layer in keys if (page := layer.pages) is not None]
-        caches = [page.cache for page in pages]
-        with_sinks = [formula.sinks for formula in formulas if formula.sinks is not None]
-        if self.kernels is None or len(pages) < len(keys):
-            return False
-        if 0 < len(with_sinks) < len(formulas) or len({formula[:2] for formula in formulas}) > 1:
-            return False
-        if caches[0].dtype != queries.dtype or not self.kernels.supports(caches, self._pool_kernel):
-            return False
-        try:
-            self.kernels.fill_table(
-                aggregate.table,
-                queries,
-                caches,
-                pages[0].blocks.int(),
-                formulas[0].scale,
-                self._pool_kernel,
-                soft_cap=formulas[0].soft_cap,
-                sinks=torch.stack(with_sinks) if with_sinks else None,
-            )
-        except Exception as error:  # Triton's compiler and driver raise many kinds; a worker must not raise
-            self.kernels = None
-            _warn(error)
-            aggregate.table.zero_()
-            return False
-        aggregate.complete()
-        return True
+    def _supporting(
+        self, pages: Sequence[Any], dtype: torch.dtype, formulas: Sequence[AttentionFormula], pool: int
+    ) -> Kernels | None:
+        """The kernels, if they score these pages by one formula. dtype: of the queries."""
+        if self.kernels is None or any(page is None for page in pages) or pages[0].cache.dtype != dtype:
+            return None
+        alike = len({(scale, cap, sinks is None) for scale, cap, sinks in formulas}) == 1
+        return self.kernels if alike and self.kernels.supports([page.cache for page in pages], pool) else None
 
 
 class _KvHeadPart(NamedTuple):
-    """The asked heads of one KV head. queries: [S, n, D]. weights: [n]. pages: of this KV head alone."""
+    """The heads of one KV head. queries: [S, n, D]. weights: [n]. pages: of this KV head alone, if there are any."""
 
     queries: torch.Tensor
     weights: torch.Tensor
     formula: AttentionFormula
-    pages: Pages
+    pages: Pages | None
 
 
 def _by_kv_head(layers: Sequence[HeadsOfLayer], head_weights: torch.Tensor) -> list[_KvHeadPart]:
     """head_weights: of all heads of all layers."""
     parts = []
     for layer, weights in zip(layers, head_weights.split([len(layer.kv_heads) for layer in layers]), strict=True):
-        pages = layer.keys.pages
-        assert pages is not None
+        pages, sinks = layer.keys.pages, layer.formula.sinks
         for kv_head in sorted(set(layer.kv_heads)):
             places = [place for place, own in enumerate(layer.kv_heads) if own == kv_head]
-            sinks = layer.formula.sinks
             formula = layer.formula._replace(sinks=None if sinks is None else sinks[places])
-            own_pages = pages._replace(cache=pages.cache.narrow(1, kv_head, 1))
-            parts.append(_KvHeadPart(layer.queries[:, places], weights[places], formula, own_pages))
+            of_head = pages and pages._replace(cache=pages.cache.narrow(1, kv_head, 1))
+            parts.append(_KvHeadPart(layer.queries[:, places], weights[places], formula, of_head))
     return parts
 
 

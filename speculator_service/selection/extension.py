@@ -24,10 +24,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array, Span, mask_of
+from kv_transfer.arrays import Float32Array, Int32Array, mask_of
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import LATE_TOKENS, SHORT_TEXT, SelectionOptions
-from speculator_service.selection.units import Float64Array, Units, unit_means
+from speculator_service.selection.units import Units, unit_means
 
 LATE_SHARE = 1 / 8
 GROWTH = 3.0
@@ -88,25 +88,13 @@ class Prompt:
         return mask_of(self.layout.protected, self.size)
 
     @cached_property
-    def rated(self) -> npt.NDArray[np.bool_]:
-        """The tokens of regions with a keep rate of their own, bool [M]."""
-        return mask_of(self.layout.rate_spans, self.size)
-
-    @cached_property
-    def question(self) -> Span | None:
-        """From the first to the last of `TextLayout.final_questions`. Late units stand before it."""
-        found = self.layout.final_questions(~self.protected)
-        return (found[0][0], found[-1][1]) if found else None
+    def question(self) -> int | None:
+        """Where the first of `TextLayout.final_questions` begins. Late units stand before it."""
+        return next((first for first, _ in self.layout.final_questions(~self.protected)), None)
 
     @cached_property
     def units(self) -> Units:
-        """What is kept or dropped as a whole."""
         return Units.of(self.size, self.options, self.layout)
-
-    @property
-    def means(self) -> Float64Array:
-        """The mean importance of each unit, float64 [U]."""
-        return unit_means(self.importance, self.units.starts)
 
 
 def extend(prompt: Prompt, known: KnownPrefix) -> Extended:
@@ -115,12 +103,15 @@ def extend(prompt: Prompt, known: KnownPrefix) -> Extended:
     fresh = Extended(prompt.fresh, min(lead, known.positions.size))
     common = min(known.common, prompt.size - 1)  # the prompt's last token is read last
     plan, new = _plan(prompt, known, common)
-    if plan.late and prompt.question and prompt.question[0] < common:
+    if plan.late and prompt.question is not None and prompt.question < common:
         # Late units after the question are hardly used. A short question is read again after them.
-        again, read = _plan(prompt, known, prompt.question[0])
+        again, read = _plan(prompt, known, prompt.question)
         if read - new <= max(SHORT_TEXT, new):
             plan, new = again, read
-    too_long = prompt.fresh.size == prompt.size or plan.positions.size > _limit(prompt)
+    most, share = GROWTH * prompt.fresh.size, prompt.options.max_keep
+    if share is not None:
+        most = share * prompt.size
+    too_long = prompt.fresh.size == prompt.size or plan.positions.size > most
     torn = _is_torn(prompt, plan.positions, common)
     if too_long or torn or prompt.fresh.size - lead < new or plan.reused <= fresh.reused:
         return replace(fresh, compacted=plan.reused > fresh.reused)
@@ -155,8 +146,8 @@ def _place_of_late(prompt: Prompt, answer: int, common: int) -> int:
     """The position before which late units stand: the question or, if it is unknown or stands already, the first
     droppable text after the answer. In a tool turn that is the tool's result, and the call before it stays cached.
     """
-    if prompt.question and prompt.question[0] >= common:
-        return prompt.question[0]
+    if prompt.question is not None and prompt.question >= common:
+        return prompt.question
     text = np.flatnonzero(~prompt.spans[answer:-1])
     return answer + int(text[0]) if text.size else answer
 
@@ -172,7 +163,7 @@ def _late(
     chosen, missing, stands = (units.having(droppable & mask) for mask in (wanted, wanted & ~standing, standing))
     if not missing.any():
         return late
-    ranks = units.ranks(prompt.means, units.having(~prompt.protected))
+    ranks = units.ranks(unit_means(prompt.importance, units.starts), units.having(~prompt.protected))
     falling = np.flatnonzero(chosen)
     falling = falling[np.argsort(-ranks[falling], kind="stable")]
     after = np.cumsum(sizes[falling])
@@ -185,7 +176,8 @@ def _late(
     wanting = after[-1] - sizes[stands | added].sum()
     further = falling[(missing & ~added)[falling]]
     added[further[np.cumsum(sizes[further]) - sizes[further] < wanting]] = True
-    worthy = (ranks >= np.median(ranks[units.starts < common])) | units.having(prompt.rated)
+    rated = units.having(mask_of(prompt.layout.rate_spans, prompt.size))
+    worthy = (ranks >= np.median(ranks[units.starts < common])) | rated
     # A unit that a region with its own keep rate divides is wanted in part.
     return late | (units.each_token(added & worthy) & wanted & old & ~standing)
 
@@ -212,7 +204,7 @@ def _is_torn(prompt: Prompt, positions: Int32Array, common: int) -> bool:
         return False
     units = prompt.units
     old = np.flatnonzero(units.having(~prompt.protected) & (units.starts < common))
-    falling = old[np.argsort(-prompt.means[old], kind="stable")]
+    falling = old[np.argsort(-unit_means(prompt.importance, units.starts)[old], kind="stable")]
     count = int(np.searchsorted(np.cumsum(units.sizes[falling]), LATE_TOKENS, "right"))
     important = falling[: max(2, count)]
     second = important[np.isin(important - 1, important)]
@@ -239,12 +231,6 @@ def _held(prompt: Prompt, known: KnownPrefix, common: int) -> Int32Array:
     reused = known.positions[: _leading(known.positions < common)]
     end = _answer_end(prompt, known, reused.size, common)
     return np.concatenate([reused, np.arange(common, end, dtype=np.int32)])
-
-
-def _limit(prompt: Prompt) -> float:
-    """The largest number of tokens of an extended prompt."""
-    share = prompt.options.max_keep
-    return GROWTH * prompt.fresh.size if share is None else share * prompt.size
 
 
 def _shared(a: Int32Array, b: Int32Array) -> int:

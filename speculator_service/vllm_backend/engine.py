@@ -5,7 +5,6 @@ The options of a scoring request reach `worker` in `SamplingParams.extra_args`. 
 Tested on CPU; `--device cuda` runs the same tests on a GPU.
 """
 
-import itertools
 import logging
 import math
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from skim_common.prefixes import common_prefix
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
@@ -27,7 +27,7 @@ from kv_transfer.arrays import Float32Array, Int32Array, Span, no_numbers
 from kv_transfer.limits import check_ids, check_prompt, check_speculator_length
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
-from skim_common.errors import EngineUnavailableError, InvalidRequestError, SkimError
+from skim_common.errors import EngineUnavailableError, InvalidRequestError, SessionLostError, SkimError
 from skim_common.models.info import ModelInfo, check_speculator, inspect_model
 from skim_common.models.source import local_folder
 from speculator_service.engine import (
@@ -42,7 +42,7 @@ from speculator_service.engine import (
 from speculator_service.scoring.heads import HeadProfile, profile_of
 from speculator_service.scoring.queries import SCORE_ARG, ScoreQueries, question_rows
 from speculator_service.vllm_backend.scheduler import Gang
-from speculator_service.vllm_backend.sessions import EngineSession, EngineSessionTable, drafted, sampling
+from speculator_service.vllm_backend.sessions import EngineSession, drafted, sampling
 from speculator_service.vllm_backend.start import engine_length, start_engine
 from vllm_hooks.engine import SIGN_OF_LIFE, cache_tokens
 
@@ -77,12 +77,8 @@ class VllmSpeculator(SpeculatorEngine):
         Raises ModelError for a folder that cannot be a speculator, before any process starts, and SkimError for a wrong
         profile or if the engine does not start.
         """
-        info = inspect_model(
-            model,
-            engine="vllm",
-            max_model_len=engine_options.pop("max_model_len", None),
-            overrides=engine_options.get("hf_overrides"),
-        )
+        length, overrides = engine_options.pop("max_model_len", None), engine_options.get("hf_overrides")
+        info = inspect_model(model, engine="vllm", max_model_len=length, overrides=overrides)
         check_speculator(model, info.max_model_len)
         profile = profile_of(info, head_profile)
         self._engine = start_engine(
@@ -91,25 +87,21 @@ class VllmSpeculator(SpeculatorEngine):
             tensor_parallel,
             engine_options,
         )
-        config = self._engine.model_config
-        cached = cache_tokens(self._engine.vllm_config)
-        self.info = replace(
-            info,
-            max_model_len=config.max_model_len - 1,
-            cache_tokens=cached,
-        )
+        config, vllm_config = self._engine.model_config, self._engine.vllm_config
+        cached = cache_tokens(vllm_config)
+        self.info = replace(info, max_model_len=config.max_model_len - 1, cache_tokens=cached)
         # The states of other layers cannot be found again by the blocks of the attention layers.
         self.supports_drafts = bool(cached) or not config.is_hybrid
-        most = self._engine.vllm_config.scheduler_config.max_num_seqs
-        self.session_limits = SessionLimits(most, SESSIONS_SHARE * cached if cached else math.inf)
-        self.shares_device = self._engine.vllm_config.device_config.device_type == "cpu"
+        tokens = SESSIONS_SHARE * cached if cached else math.inf
+        self.session_limits = SessionLimits(vllm_config.scheduler_config.max_num_seqs, tokens)
+        self.shares_device = vllm_config.device_config.device_type == "cpu"
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []
         self.eos_token_ids = tuple(sorted({eos} if isinstance(eos, int) else set(eos)))
         self.use_heads(profile)
-        self._sessions = EngineSessionTable(self._engine.vllm_config.cache_config.block_size)
-        self._rounds, self._gang = itertools.count(), Gang()
-        self._closed = False
+        self._sessions: dict[str, EngineSession] = {}
+        self.counts = {"rounds": 0, "rollbacks": 0, "rebuilt": 0}
+        self._gang, self._closed = Gang(), False
 
     def use_heads(self, profile: HeadProfile | None) -> None:
         """Score by the heads of this profile from now on, where a request asks for `scoring: heads`."""
@@ -135,24 +127,25 @@ class VllmSpeculator(SpeculatorEngine):
         speculate = min(payload["speculate_ms"], total)
         if request.keep_session:
             session = EngineSession(np.array(token_ids, np.int32), len(token_ids), request.cache_salt)
-            self._sessions.add(request.request_id, session)
+            self._sessions[request.request_id] = session
         timings = {"queue": total - speculate, "speculate": speculate}
         return Scores(importance, payload["tokens"], timings, output.num_cached_tokens or 0)
 
     async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
-        """See `SpeculatorEngine.open_session`."""
         check_speculator_length(prompt.context_length, 0, self.info)
         check_ids(prompt.token_ids, self._vocab_size)
         opened = EngineSession.over(prompt, cache_salt)
         read = sampling(1, 0.0, 0, opened.extra_args, await self._gang.join())
         await self._generate(session, prompt.token_ids, read, opened.cache_salt)
-        self._sessions.add(session, opened)
+        self._sessions[session] = opened
 
     async def draft(
         self, session: str, answer: Int32Array, count: int, *, temperature: float = 0.0, top_m: int = 0
     ) -> Drafted:
         """See `SpeculatorEngine.draft`. A sampled draft has at most MAX_TOP pairs of q."""
         kept = self._sessions.get(session)
+        if kept is None:
+            raise SessionLostError(f"session {session} is not on this speculator: it was closed or never opened")
         check_ids(answer, self._vocab_size)
         count = min(count, self.info.max_model_len - kept.context_length - answer.size)
         if count <= 0:
@@ -163,32 +156,33 @@ class VllmSpeculator(SpeculatorEngine):
         top_m = min(top_m, MAX_TOP, self._vocab_size)
         options = sampling(count, temperature, top_m, kept.extra_args, await self._gang.join())
         token_ids, before = np.concatenate([kept.prompt, answer.astype(np.int32)]), kept.read
-        output = await self._generate(f"{session}.{next(self._rounds)}", token_ids, options, kept.cache_salt)
-        self._sessions.note_round(kept, before, token_ids, output)
+        self.counts["rounds"] += 1
+        output = await self._generate(f"{session}.{self.counts['rounds']}", token_ids, options, kept.cache_salt)
+        common = common_prefix(before, token_ids)
+        # The last token is computed again for its logits, and only whole blocks are sure to come from the cache.
+        block = self._engine.vllm_config.cache_config.block_size
+        expected = min(common, token_ids.size - 1) // block * block
+        self.counts["rollbacks"] += common < before.size
+        self.counts["rebuilt"] += (output.num_cached_tokens or 0) < expected
+        # It computed its own drafts, except the last one.
+        kept.read = np.concatenate([token_ids, np.array(output.outputs[0].token_ids[:-1], np.int32)])
         return drafted(output, top_m)
 
     async def close_session(self, session: str) -> None:
         """See `SpeculatorEngine.close_session`; its KV stays in the prefix cache until it is evicted."""
-        self._sessions.remove(session)
-
-    def session_stats(self) -> dict[str, int]:
-        """`sessions.EngineSessionTable.stats`."""
-        return self._sessions.stats()
+        self._sessions.pop(session, None)
 
     async def stats(self) -> dict[str, int]:
-        """See `SpeculatorEngine.stats`: rounds after a rejected draft, and those that read tokens again."""
-        sessions = self._sessions.stats()
-        return {name: sessions[name] for name in ("rollbacks", "rebuilt")}
+        """rollbacks: rounds after a rejected draft. rebuilt: rounds that computed evicted blocks again."""
+        return {name: self.counts[name] for name in ("rollbacks", "rebuilt")}
 
     async def check_health(self) -> None:
-        """Raise EngineUnavailableError if the engine is closed or dead."""
         if self._closed:
             raise EngineUnavailableError("the speculator engine was closed")
         if self._engine.errored:
             raise EngineUnavailableError("the speculator engine is dead; restart it")
 
     async def sign_of_life(self) -> None:
-        """See `SpeculatorEngine.sign_of_life`: a call to every rank, through the engine core."""
         await self._engine.collective_rpc(SIGN_OF_LIFE)
 
     def close(self) -> None:

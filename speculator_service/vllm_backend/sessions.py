@@ -9,7 +9,7 @@ the longest unused session first. The next round computes them again.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,9 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
-from kv_transfer.arrays import Int32Array, common_prefix, no_numbers
+from kv_transfer.arrays import Int32Array, no_numbers
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.position_map import position_args
-from skim_common.errors import SessionLostError
 from speculator_service.engine import Drafted
 from speculator_service.vllm_backend.scheduler import DRAFT_ARG
 
@@ -29,8 +28,8 @@ from speculator_service.vllm_backend.scheduler import DRAFT_ARG
 class EngineSession:
     """A prompt whose KV was computed.
 
-    cache_salt, extra_args: for every request of the session; extra_args holds the positions of a kept prompt.
-    read: int32, the prompt and answer tokens of the last request.
+    prompt: int32, its tokens. context_length: M. cache_salt, extra_args: for every request of the session; extra_args
+    holds the positions of a kept prompt. read: int32, the prompt and answer tokens of the last request.
     """
 
     prompt: Int32Array
@@ -46,64 +45,6 @@ class EngineSession:
     def over(cls, prompt: KeptPrompt, cache_salt: str | None = None) -> "EngineSession":
         """A session of a kept prompt. The engine computes its tokens at their original positions (`vllm_hooks`)."""
         return cls(prompt.token_ids, prompt.context_length, cache_salt, position_args(prompt))
-
-
-@dataclass(slots=True)
-class SessionCounts:
-    """Counts since the start.
-
-    rounds: requests that drafted. rollbacks: rounds after a rejected draft. rebuilt: rounds that computed evicted
-    blocks again. lost: calls for an unknown session.
-    """
-
-    opened: int = 0
-    closed: int = 0
-    rounds: int = 0
-    rollbacks: int = 0
-    rebuilt: int = 0
-    lost: int = 0
-
-
-class EngineSessionTable:
-    """The sessions of one engine by id, and their counts."""
-
-    def __init__(self, block_size: int) -> None:
-        """block_size: tokens per KV block. vLLM's prefix cache holds whole blocks only."""
-        self.counts = SessionCounts()
-        self._sessions: dict[str, EngineSession] = {}
-        self._block_size = block_size
-
-    def add(self, name: str, session: EngineSession) -> None:
-        self._sessions[name] = session
-        self.counts.opened += 1
-
-    def get(self, name: str) -> EngineSession:
-        """Raises SessionLostError for an unknown session."""
-        session = self._sessions.get(name)
-        if session is None:
-            self.counts.lost += 1
-            raise SessionLostError(f"session {name} is not on this speculator: it was closed or never opened")
-        return session
-
-    def remove(self, name: str) -> None:
-        self.counts.closed += self._sessions.pop(name, None) is not None
-
-    def note_round(self, session: EngineSession, before: Int32Array, asked: Int32Array, output: RequestOutput) -> None:
-        """Count a round. It computed `asked` (prompt and answer), and its own drafts except the last one.
-
-        before: `session.read` when the round began.
-        """
-        common = common_prefix(before, asked)
-        # The last token is computed again for its logits, and only whole blocks are sure to come from the cache.
-        expected = min(common, asked.size - 1) // self._block_size * self._block_size
-        self.counts.rounds += 1
-        self.counts.rollbacks += common < before.size
-        self.counts.rebuilt += (output.num_cached_tokens or 0) < expected
-        session.read = np.concatenate([asked, np.array(output.outputs[0].token_ids[:-1], np.int32)])
-
-    def stats(self) -> dict[str, int]:
-        """The counts, and `sessions`, the present number of sessions."""
-        return {"sessions": len(self._sessions), **asdict(self.counts)}
 
 
 def sampling(

@@ -134,7 +134,7 @@ async def _drafts(engine: Any, oracle: GenerationOracle, name: str, prompt: Kept
     checks.judge(f"{name}: greedy drafts", matches >= len(greedy) - 1, matches, says)
     rounds = [after - before for before, after in itertools.pairwise(steps)]
     checks.judge(f"{name}: steps per round", max(rounds) == 1, max(rounds), "engine steps for one round, 1")
-    rebuilt = engine.session_stats()["rebuilt"]
+    rebuilt = engine.counts["rebuilt"]
     checks.judge(f"{name}: rebuilt", rebuilt == 0, rebuilt, "rounds read cached blocks again, none may")
     top = 16
     drafted = await engine.draft(name, half, DRAFTS, temperature=0.9, top_m=top)

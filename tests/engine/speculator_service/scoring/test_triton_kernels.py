@@ -30,7 +30,7 @@ def told():
 
 
 def test_equals_the_reference(told):
-    assert len(told["differences"]) == 19
+    assert len(told["differences"]) == 17
     assert {name: d for name, d in told["differences"].items() if not d <= 1e-5} == {}
 
 

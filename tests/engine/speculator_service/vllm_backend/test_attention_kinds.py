@@ -90,7 +90,7 @@ async def test_drafts_continue_the_prompt(rig):
             drafted = await rig.engine.draft(session, answer, 6)
             rig.check_greedy(read, answer, drafted, 6)
             answer = np.concatenate([answer, drafted.tokens[:3], [40]]).astype(np.int32)
-    assert rig.engine.session_stats()["rebuilt"] == 0
+    assert rig.engine.counts["rebuilt"] == 0
 
 
 async def test_a_window_of_all_layers_is_full_attention_within_it(start):
