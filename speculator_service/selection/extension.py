@@ -13,9 +13,7 @@ The rule of value against cost:
   left out, unless it is in a region with a keep rate of its own. Protected tokens that do not stand are always added.
 - Late units bring their labels. One whose label stands already is read before those that bring theirs.
 - The fresh selection, in the order of the text, is used instead if the target then reads fewer new tokens, if the
-  extended prompt is longer than `max_keep` allows, if nothing is dropped or reused, or if an important text is torn: of
-  two adjacent chunks among the most important LATE_TOKENS, the second stands before the first. Its KV was computed
-  without the first, so a sentence that begins in one and ends in the other is not understood.
+  extended prompt is longer than `max_keep` allows, or if nothing is dropped or reused.
 """
 
 from dataclasses import dataclass, replace
@@ -112,8 +110,7 @@ def extend(prompt: Prompt, known: KnownPrefix) -> Extended:
     if share is not None:
         most = share * prompt.size
     too_long = prompt.fresh.size == prompt.size or plan.positions.size > most
-    torn = _is_torn(prompt, plan.positions, common)
-    if too_long or torn or prompt.fresh.size - lead < new or plan.reused <= fresh.reused:
+    if too_long or prompt.fresh.size - lead < new or plan.reused <= fresh.reused:
         return replace(fresh, compacted=plan.reused > fresh.reused)
     return plan
 
@@ -193,25 +190,6 @@ def _in_order(prompt: Prompt, late: npt.NDArray[np.bool_]) -> npt.NDArray[np.int
     is_label[headings[named]] = True
     apart = named & ~units.having(late)[headings] & ~is_label
     return positions[np.argsort(~units.each_token(apart)[positions], kind="stable")]
-
-
-def _is_torn(prompt: Prompt, positions: Int32Array, common: int) -> bool:
-    """Whether the second of two adjacent important chunks of the old text stands before the first.
-
-    positions: in cache order. Single tokens are no text that could be torn; lines and sentences end where they do.
-    """
-    if prompt.options.granularity == "token" or prompt.layout.units.size:
-        return False
-    units = prompt.units
-    old = np.flatnonzero(units.having(~prompt.protected) & (units.starts < common))
-    falling = old[np.argsort(-unit_means(prompt.importance, units.starts)[old], kind="stable")]
-    count = int(np.searchsorted(np.cumsum(units.sizes[falling]), LATE_TOKENS, "right"))
-    important = falling[: max(2, count)]
-    second = important[np.isin(important - 1, important)]
-    slots = np.full(prompt.size, -1)
-    slots[positions] = np.arange(positions.size)
-    second, before = slots[units.starts[second]], slots[units.starts[second] - 1]
-    return bool(((second >= 0) & (second < before)).any())
 
 
 def _answer_end(prompt: Prompt, known: KnownPrefix, reused: int, common: int) -> int:

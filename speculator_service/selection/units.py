@@ -78,8 +78,7 @@ class Units:
     def sums(self, values: npt.NDArray[np.generic]) -> Float64Array:
         """The sum of the tokens' values [M] in each unit: float64 [U]."""
         unit_of = self.each_token(np.arange(self.starts.size))
-        sums: Float64Array = np.bincount(unit_of, values.astype(np.float64), self.starts.size)
-        return sums
+        return np.bincount(unit_of, values.astype(np.float64), self.starts.size).astype(np.float64, copy=False)
 
     def ranks(self, means: Float64Array, droppable: npt.NDArray[np.bool_]) -> Float64Array:
         """By what the units are ordered, float64 [U]: their means [U]; of units of text, `nested_ranks` of the means or

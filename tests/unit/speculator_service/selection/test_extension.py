@@ -114,29 +114,6 @@ def test_a_lower_keep_rate_keeps_what_stands_until_it_is_too_much() -> None:
     assert compacted.positions.tolist() == lower.fresh.tolist()
 
 
-def test_a_torn_text_is_selected_anew() -> None:
-    """A late chunk whose continuation stands already: what stands was computed without it."""
-    torn = extend(second([19, 20, 21, 22, 23, 24, 25]), KNOWN)
-    assert torn.compacted
-    assert torn.positions.tolist() == second([19, 20, 21, 22, 23, 24, 25]).fresh.tolist()
-    order = np.array([*FIRST.fresh, *range(2200, 2240), *chunk(19), *range(2240, 2300)], np.int32)
-    spans = [(0, 32), (2310, 2400)]
-    third = turn(2400, [20, 19, 21, 22, 23, 24, 25], spans, (2320, 2390))
-    assert extend(third, KnownPrefix(order, 2300, 2300)).compacted, "torn by the turn before"
-    # The other way round, the late chunk continues what stands. A torn text that matters little may stay.
-    assert not extend(second([26, 25, 20, 21, 22, 23, 24]), KNOWN).compacted
-    assert not extend(second([20, 21, 22, 23, 24, 25, 19]), KNOWN).compacted
-
-
-def test_single_tokens_are_never_torn() -> None:
-    """The same order as a torn text, but of single tokens: late ones may stand after what follows them."""
-    important = [19, 20, 21, 22, 23, 24, 25]
-    assert extend(second(important), KNOWN).compacted
-    kept = extend(second(important, granularity="token"), KNOWN)
-    assert not kept.compacted
-    assert kept.late
-
-
 def in_lines(prompt: Prompt) -> Prompt:
     """The prompt with lines of a chunk each."""
     lines = np.arange(0, prompt.size, CHUNK, dtype=np.int32)
@@ -149,13 +126,6 @@ def of_text(prompt: Prompt, **changes: np.ndarray) -> Prompt:
     layout = replace(prompt.layout, **changes)
     fresh, _ = select(prompt.importance, prompt.options, layout)
     return replace(prompt, layout=layout, fresh=fresh.astype(np.int32))
-
-
-def test_lines_are_never_torn() -> None:
-    """The same order as a torn text, but each unit is a line: no sentence crosses its border."""
-    kept = extend(in_lines(second([19, 20, 21, 22, 23, 24, 25])), KNOWN)
-    assert not kept.compacted
-    assert kept.late
 
 
 def test_what_is_nested_under_an_important_line_comes_with_it() -> None:
