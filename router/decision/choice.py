@@ -6,7 +6,6 @@
 M is the prompt's length; `read`, `kept` and `cached` are tokens. `router.decision.pool_time` has the time of a pool.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -17,7 +16,6 @@ from router.prompt.protected_spans import PromptSpans
 from skim_common.models.costs import Read
 
 Mode = Literal["dense", "speculative"]
-MODES: tuple[Mode, ...] = "dense", "speculative"
 
 MARGIN = 0.1
 """A prompt runs speculative, or changes the mode of its earlier turn, only for a gain of this share."""
@@ -26,7 +24,6 @@ STALE_S = 300.0
 
 SPECULATOR_SHARE = 0.25
 """The speculator's time per token as a share of the target's, until both are measured."""
-NO_CORRECTIONS: Mapping[Mode, float] = dict.fromkeys(MODES, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,25 +113,17 @@ class Estimate:
         return self.speculative if mode == "speculative" else self.dense
 
 
-def estimate(
-    reads: Reads,
-    speculator: PoolTime,
-    target: PoolTime,
-    now: float,
-    later: float = 0.0,
-    corrections: Mapping[Mode, float] = NO_CORRECTIONS,
-) -> Estimate | None:
-    """None before both pools have been measured often enough. later: as in Estimate. corrections: by what the computing
-    of each mode is multiplied (`router.decision.kinds`)."""
+def estimate(reads: Reads, speculator: PoolTime, target: PoolTime, now: float, later: float = 0.0) -> Estimate | None:
+    """None before both pools have been measured often enough. later: as in Estimate."""
     read, kept, dense = speculator.estimate(reads.read), target.estimate(reads.kept), target.estimate(reads.dense)
     cold = target.estimate(Read(reads.dense.tokens + reads.dense.cached))
     if read is None or kept is None or dense is None or cold is None:
         return None
     queue, speculator_queue = target.queue_ms, speculator.queue_ms
     return Estimate(
-        dense=queue + corrections["dense"] * dense,
-        speculative=speculator_queue + queue + corrections["speculative"] * (read + kept),
-        cold=queue + corrections["dense"] * cold,
+        dense=queue + dense,
+        speculative=speculator_queue + queue + read + kept,
+        cold=queue + cold,
         age_s=now - speculator.measured_at,
         later=later,
         queue=queue,
@@ -152,7 +141,7 @@ def sooner(estimate: Estimate, before: Mode | None = None) -> Decision:
     dense prompts, which load it more.
     Reasons: `cached` (dense, thanks to the target's cache), `sooner`, `later-turns` (dense, although this turn's first
     token is sooner speculative), `load` (speculative, although its first token is sooner dense: that would delay others
-    more), `probe` (speculative, to measure the speculator again; see also `router.decision.kinds`).
+    more), `probe` (speculative, to measure the speculator again).
     """
 
     def less(ms: float) -> float:

@@ -13,11 +13,9 @@ import numpy as np
 from kv_transfer.arrays import Int32Array
 from kv_transfer.layout import NO_LAYOUT, TextLayout
 from kv_transfer.messages import GenerateOutput, KeptPrompt, Selection
-from kv_transfer.options import AUTO
 from kv_transfer.prefix_hash import block_hashes
 from router.decision.choice import UNMEASURED, Decision, Estimate, Mode, Reads, Work, estimate, fewer, sooner
 from router.decision.conversations import LaterTurns
-from router.decision.kinds import Kind, Kinds
 from router.decision.ledger import BLOCK_TOKENS, CachedPrefix, CacheLedger, TargetCaches, ends_of
 from router.decision.pool_time import PoolTime, Speeds
 from router.decision.sizes import KeptShares, KeptSizes, WindowReads
@@ -44,7 +42,6 @@ class Forecast:
     adapted: bool  # an adapter answers, with which the target reads more slowly
     estimate: Estimate | None = None  # None before both pools have been measured often enough
     choice: Decision = UNMEASURED  # the mode whose first token is sooner, and why
-    select_ms: float | None = None  # what the selection took, once there is one
 
     @property
     def size(self) -> int:
@@ -54,12 +51,6 @@ class Forecast:
     def way(self) -> str:
         """How the prompt is scored."""
         return _way(self.options, self.windows)
-
-    @property
-    def kind(self) -> Kind:
-        parts = self.known_dense, self.kept.tokens, self.size - self.sizes.droppable
-        halves = (round(2 * part / self.size) for part in parts)
-        return self.way, int(self.adapted), self.size.bit_length() // 2, *halves
 
     def is_whole(self, prompt: KeptPrompt) -> bool:
         """Whether the target reads all tokens of this forecast, in their order."""
@@ -92,7 +83,7 @@ class Forecaster:
         self.caches = TargetCaches()
         self.read, self.read_in_windows = CacheLedger(), CacheLedger()
         self.turns = LaterTurns()
-        self._shares, self.kinds = KeptShares(), Kinds()
+        self._shares = KeptShares()
 
     def speeds(self) -> dict[str, Speeds]:
         """How fast the pools read, as far as it is known: the speculator whole prompts, or else windows."""
@@ -164,14 +155,10 @@ class Forecaster:
                 share,
                 told,
             )
-        corrections = self.kinds.corrections(forecast.kind)
-        expected = estimate(reads, selector, target, self._clock(), later, corrections)
+        expected = estimate(reads, selector, target, self._clock(), later)
         if expected is None:
             return replace(forecast, choice=fewer(reads, self.turns.extra_tokens(share, told or 0)))
-        choice = sooner(expected, forecast.before)
-        if forecast.options.enabled == AUTO:
-            choice = self.kinds.tried(forecast.kind, choice, expected, forecast.before)
-        return replace(forecast, estimate=expected, choice=choice)
+        return replace(forecast, estimate=expected, choice=sooner(expected, forecast.before))
 
     def _reads(self, forecast: Forecast, options: PrefillOptions | None = None) -> Reads:
         """What each pool would read. options: with which less is kept; None: the forecast's."""
@@ -227,8 +214,8 @@ class Forecaster:
         """While the target has a prompt. Only a dense one is found by those that come behind it."""
         return self.caches.reading(forecast.hashes if forecast.is_whole(prompt) else ())
 
-    def selected(self, forecast: Forecast, selection: Selection, options: PrefillOptions) -> Forecast:
-        """Learn from a selection. Returns the forecast with its `select_ms`, if it was selected as expected."""
+    def selected(self, forecast: Forecast, selection: Selection, options: PrefillOptions) -> None:
+        """Learn from a selection. options: it was made by them."""
         queue, cached = selection.timings.get("queue", 0.0), selection.cached_tokens
         took = sum(selection.timings.values()) - queue
         windows, sizes = forecast.windows, forecast.sizes
@@ -243,7 +230,6 @@ class Forecaster:
             self._speculator_wrote(selection.kept.token_ids.size)
         if selection.reused_tokens <= sizes.opening:
             self._shares.selected(forecast.way, options, sizes, int(selection.kept.token_ids.size))
-        return replace(forecast, select_ms=took if options == forecast.options else None)
 
     def began(self, forecast: Forecast, prompt: KeptPrompt, cached: int, ms: float, queue_ms: float) -> None:
         """Learn from the target's first output: `queue_ms` in its queue, `ms` of prefill, `cached` cached tokens."""
@@ -259,18 +245,7 @@ class Forecaster:
             self.caches.kept.correct(forecast.kept, cached)
             if forecast.before == "speculative":
                 self.turns.extended(read.tokens - forecast.sizes.new(forecast.share, forecast.kept.tokens))
-        if whole or forecast.select_ms is not None:
-            self._compare(forecast, "dense" if whole else "speculative", ms)
         self.caches.add(forecast.ids, forecast.hashes, prompt, whole=whole)
-
-    def _compare(self, forecast: Forecast, mode: Mode, ms: float) -> None:
-        """Learn the error that the forecast has for prompts of this kind, now that the pools' times are those of this
-        prompt too. ms: in the target."""
-        selects = mode == "speculative"
-        is_known = self._target(forecast).is_known and (not selects or self._selector(forecast).is_known)
-        expected = self.work(forecast, forecast.options, 0, selects=selects).total_ms
-        took = ms + (forecast.select_ms or 0.0 if selects else 0.0)
-        self.kinds.measured(forecast.kind, mode, expected if is_known else None, took)
 
     def ended(self, forecast: Forecast, prompt: KeptPrompt, answer: Int32Array) -> None:
         """Learn that the caches also hold the answer: the next turn begins with prompt and answer."""

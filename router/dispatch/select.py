@@ -50,7 +50,7 @@ async def select(
             advice = OR_DENSE if prepared.prompt.answers else OR_LEXICAL
             check_readable(_request(prepared, None), speculator, advice)
         prepared = await apart(prepared.prompt.rendered.length, prepared.with_units)
-        return await _ask(parts, prepared, outcome, ticket)
+        return prepared, await _ask(parts, prepared, outcome, ticket)
     except InvalidRequestError:
         if prepared.options.enabled != AUTO:
             raise
@@ -58,7 +58,7 @@ async def select(
         return prepared, None
 
 
-async def _ask(parts: Parts, prepared: Prepared, outcome: Outcome, ticket: Ticket) -> tuple[Prepared, Selection | None]:
+async def _ask(parts: Parts, prepared: Prepared, outcome: Outcome, ticket: Ticket) -> Selection | None:
     sent = time.perf_counter()
     try:
         selection = await _from_pool(parts, prepared, outcome)
@@ -73,13 +73,13 @@ async def _ask(parts: Parts, prepared: Prepared, outcome: Outcome, ticket: Ticke
         problem = f"no selection in {parts.settings.select_timeout_s:g} s" if late else error
         effect = "runs dense" if prepared.prompt.answers else "fails"
         logger.warning("request %s %s: %s", prepared.request_id, effect, problem)
-        return prepared, None
+        return None
     elapsed_ms = 1e3 * (time.perf_counter() - sent)
     computing_ms = sum(selection.timings.values()) - selection.timings.get("queue", 0.0)
     parts.admission.selected(ticket, elapsed_ms - computing_ms, drafts=selection.kept.session is not None)
     outcome.selected(selection, prepared.options, elapsed_ms)
-    forecast = parts.forecaster.selected(prepared.forecast, selection, prepared.options)
-    return replace(prepared, forecast=forecast), selection
+    parts.forecaster.selected(prepared.forecast, selection, prepared.options)
+    return selection
 
 
 async def _from_pool(parts: Parts, prepared: Prepared, outcome: Outcome) -> Selection:

@@ -10,7 +10,6 @@ import pytest
 from kv_transfer.messages import KeptPrompt, Selection, SessionHandle
 from router.decision.choice import Decision
 from router.decision.forecast import Forecaster
-from router.decision.kinds import TRIAL, Kinds
 from router.decision.ledger import CachedPrefix, CacheLedger
 from router.options.request import PrefillOptions
 from skim_common.models.costs import Read
@@ -200,7 +199,7 @@ def answered(forecaster, ids, prompt, cached=0):
     forecast = forecaster.look(ids, None, OPTIONS, protected())
     if not prompt.is_dense:
         selection = Selection(prompt, 0.9, timings={"speculate": 0.1 * ids.size})
-        forecast = forecaster.selected(forecast, selection, OPTIONS)
+        forecaster.selected(forecast, selection, OPTIONS)
     forecaster.began(forecast, prompt, cached, 1.0 * (prompt.token_ids.size - cached), 0.0)
 
 
@@ -266,34 +265,6 @@ def test_the_share_of_a_coverage_is_learned_without_what_is_protected():
     assert found.estimate.speculative == pytest.approx(800 + 64 + 0.1 * (8000 - 64), rel=0.03)
     # Another way to select has another share.
     assert forecaster.look(found.ids, None, auto.model_copy(update={"coverage": 0.9})).share == 0.5
-
-
-def heavy(world, name):
-    """A prompt of a kind whose selection takes a quarter of what follows from the speculator's speed."""
-    ids = np.array(text(name, 9000), np.int32)
-    forecast = world.forecaster.look(ids, None, OPTIONS, layout_of([(500, 5500)]))
-    mode = "speculative" if forecast.choice.speculative else "dense"
-    if mode == "speculative":
-        kept = world.kept(ids)
-        selection = Selection(kept, 0.9, timings={"speculate": 600.0})
-        forecast = world.forecaster.selected(forecast, selection, OPTIONS)
-        world.forecaster.began(forecast, kept, 0, 100.0, 0.0)
-    else:
-        world.forecaster.began(forecast, KeptPrompt.dense(ids), 0, 0.35 * ids.size, 0.0)
-    return mode
-
-
-@pytest.mark.parametrize("trials", [True, False])
-def test_a_wrong_forecast_of_a_kind_does_not_choose_for_ever(trials, monkeypatch):
-    """Other prompts keep the router's knowledge of the speculator fresh; without trials, its forecast stays wrong."""
-    if not trials:
-        monkeypatch.setattr(Kinds, "tried", lambda self, kind, decision, estimate, before: decision)
-    world = World(target_per_token=0.35)
-    world.learn()
-    monkeypatch.setattr(world.forecaster.speculator, "estimate", lambda read: 2500.0)
-    modes = [heavy(world, f"{number}") for number in range(6 * TRIAL)]
-    assert modes[: TRIAL // 2] == ["dense"] * (TRIAL // 2)
-    assert (modes[-8:] == ["speculative"] * 8) == trials
 
 
 def test_the_speculators_read_for_drafts_is_work_of_its_pool():
