@@ -52,53 +52,56 @@ class DraftRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Draft:
-    """Drafts for one row.
+class Drafted:
+    """A drafted continuation of an answer. tokens: int32 [k].
 
-    position: number of answer tokens before the first draft (the row's position plus its tokens). tokens: int32 [k],
-    k <= K. q_ids, q_probs: [k * m], row-major: the distribution that each draft was sampled from, that is the drafter's
-    top m, renormalised (each row sums to 1); empty for one-hot drafts.
+    q_ids, q_probs: [k * m], row-major: the distribution that each draft was sampled from, that is the drafter's top m,
+    renormalised (each row sums to 1). Empty for one-hot drafts, which are exact for any drafter.
     """
 
-    session: str
-    position: Natural
     tokens: Int32Array
     q_ids: Int32Array = field(default_factory=no_numbers)
     q_probs: Float32Array = field(default_factory=no_scores)
 
+    @property
+    def q(self) -> tuple[Int32Array, Float32Array]:
+        """`q_ids` and `q_probs` as rows: [k, m]. m is 0 for one-hot drafts."""
+        shape = self.tokens.size, self.q_ids.size // max(1, self.tokens.size)
+        return self.q_ids.reshape(shape), self.q_probs.reshape(shape)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftReply:
-    drafts: list[Draft] = field(default_factory=list)
+    """drafts: by session; a row may have none."""
+
+    drafts: dict[str, Drafted] = field(default_factory=dict)
 
 
 def check_answers(reply: DraftReply, request: DraftRequest) -> None:
-    """Raise WireError unless each draft of `reply` continues a row of `request` and is not longer than requested.
+    """Raise WireError unless the drafts of `reply` belong to rows of `request` and are not longer than requested.
 
-    A row may get no draft. The target checks by itself whether the ids are in its vocabulary.
+    The target checks by itself whether the ids are in its vocabulary.
     """
     rows = {row.session: row for row in request.rows}
-    for draft in reply.drafts:
-        row = rows.pop(draft.session, None)
+    for session, drafted in reply.drafts.items():
+        row = rows.get(session)
         if row is None:
-            raise WireError(f"drafts came for session {draft.session!r}, for which none were asked")
-        if draft.position != row.position + row.tokens.size:
-            raise WireError(f"drafts for session {draft.session!r} start at token {draft.position} of the answer")
-        count, pairs = draft.tokens.size, draft.q_ids.size
+            raise WireError(f"drafts came for session {session!r}, for which none were asked")
+        count, pairs = drafted.tokens.size, drafted.q_ids.size
         if count > row.max_drafts or pairs > count * row.top_m:
-            raise WireError(f"more drafts, or more of q, came for session {draft.session!r} than were asked for")
-        if pairs != draft.q_probs.size or (pairs and pairs % count):
-            raise WireError(f"{pairs} ids and {draft.q_probs.size} probabilities of q do not fit {count} drafts")
-    if sampled := [draft for draft in reply.drafts if draft.q_ids.size]:
+            raise WireError(f"more drafts, or more of q, came for session {session!r} than were asked for")
+        if pairs != drafted.q_probs.size or (pairs and pairs % count):
+            raise WireError(f"{pairs} ids and {drafted.q_probs.size} probabilities of q do not fit {count} drafts")
+    if sampled := [drafted for drafted in reply.drafts.values() if drafted.q_ids.size]:
         _check_q(sampled)
 
 
-def _check_q(drafts: list[Draft]) -> None:
+def _check_q(sampled: list[Drafted]) -> None:
     """Check that each draft's pairs of q are a distribution that gives the draft a probability above 0."""
     tokens, ids, probs = (
-        np.concatenate([getattr(draft, name) for draft in drafts]) for name in ("tokens", "q_ids", "q_probs")
+        np.concatenate([getattr(drafted, name) for drafted in sampled]) for name in ("tokens", "q_ids", "q_probs")
     )
-    widths = np.concatenate([np.repeat(draft.q_ids.size // draft.tokens.size, draft.tokens.size) for draft in drafts])
+    widths = np.concatenate([np.full(d.tokens.size, d.q_ids.size // d.tokens.size) for d in sampled])
     starts = np.cumsum(widths) - widths
     # A NaN fails this comparison too.
     if not (probs.min() >= 0 and (abs(np.add.reduceat(probs, starts) - 1) <= _SUM_TOLERANCE).all()):

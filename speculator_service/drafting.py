@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.arrays import Int32Array, no_numbers
-from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
+from kv_transfer.drafts import Drafted, DraftReply, DraftRequest, DraftRow
 from kv_transfer.messages import KeptPrompt
 from skim_common.errors import SessionLostError, SkimError
-from speculator_service.engine import GREEDY_BELOW, MAX_TOP, Drafted, SpeculatorEngine
+from speculator_service.engine import GREEDY_BELOW, MAX_TOP, SpeculatorEngine
 
 _log = logging.getLogger(__name__)
 
@@ -173,10 +173,11 @@ class DraftService:
             self._close(session)
         if not request.rows:
             return DraftReply()
-        drafts = list(filter(None, await asyncio.gather(*(self._row(row) for row in request.rows))))
+        answers = zip(request.rows, await asyncio.gather(*map(self._row, request.rows)), strict=True)
+        drafts = {row.session: drafted for row, drafted in answers if drafted is not None}
         self.counters.rounds += 1
         self.counters.draft_requests += len(request.rows)
-        self.counters.drafts += sum(int(d.tokens.size) for d in drafts)
+        self.counters.drafts += sum(int(drafted.tokens.size) for drafted in drafts.values())
         self.evict()
         return DraftReply(drafts)
 
@@ -235,7 +236,7 @@ class DraftService:
         except Exception as error:
             _report(session.id, error)
 
-    async def _row(self, row: DraftRow) -> Draft | None:
+    async def _row(self, row: DraftRow) -> Drafted | None:
         """Answer one row; None for no draft this time."""
         session = self._sessions.get(row.session)
         if session is None:
@@ -255,7 +256,7 @@ class DraftService:
             await asyncio.wait({work})
             if work.cancelled():
                 return None
-            drafted = work.result()
+            drafted: Drafted = work.result()
         except SessionLostError:
             self.counters.lost += 1
             self._forget(session)
@@ -268,7 +269,7 @@ class DraftService:
         session.sent = drafted
         session.rounds += 1
         session.drafts += int(drafted.tokens.size)
-        return Draft(row.session, int(answer.size), drafted.tokens, drafted.q_ids, drafted.q_probs)
+        return drafted
 
     async def _draft(self, session: DrafterSession, answer: Int32Array, row: DraftRow) -> Drafted:
         """Drafts for a row; nothing if its parameters are invalid. One-hot drafts are greedy, so that their q is

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kv_transfer.arrays import Float32Array, Int32Array, Span, no_numbers, no_scores
+from kv_transfer.arrays import Float32Array, Int32Array, Span
+from kv_transfer.drafts import Drafted
 from kv_transfer.engine import Engine
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
@@ -54,15 +55,6 @@ class Scores:
     look_ahead_tokens: list[int]
     timings: Mapping[str, float] = field(default_factory=dict)
     cached_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Drafted:
-    """A drafted continuation. tokens: int32 [k]. q_ids, q_probs: as in `kv_transfer.drafts.Draft`; empty: one-hot."""
-
-    tokens: Int32Array
-    q_ids: Int32Array = field(default_factory=no_numbers)
-    q_probs: Float32Array = field(default_factory=no_scores)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from benchmarks.gpu.memory import device_memory, need, shares
 from benchmarks.gpu.pair import Decoded, Timed
 from benchmarks.gpu.presets import Preset, configs, make_folder
 from kv_transfer.arrays import Int32Array
-from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
+from kv_transfer.drafts import Drafted, DraftReply, DraftRequest, DraftRow
 from kv_transfer.layout import Frame, TextLayout
 from kv_transfer.messages import KeptPrompt, SelectRequest, SessionHandle
 from kv_transfer.options import DecodeOptions, SelectionOptions
@@ -54,13 +54,13 @@ class Forced:
     coin: np.random.Generator
     instant: bool
 
-    def drafts(self, row: DraftRow) -> Draft:
+    def drafts(self, row: DraftRow) -> Drafted:
         """The next drafts: as many as the row asks for and the answer has. After a wrong draft, all are wrong."""
         start = row.position + row.tokens.size
         tokens = np.array(self.answer[start : start + row.max_drafts], np.int32)
         held = int(np.cumprod(self.coin.random(tokens.size) < self.acceptance).sum())
         tokens[held:] = np.where(tokens[held:] == 1, 2, 1)
-        return Draft(row.session, start, tokens)
+        return Drafted(tokens)
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class VllmPair:
         """Answer on the draft channel: draft for sessions that are not instant, then reply with the forced drafts."""
         working = [row for row in request.rows if not self._forced[row.session].instant]
         await service.handle(replace(request, rows=working))
-        return DraftReply([self._forced[row.session].drafts(row) for row in request.rows])
+        return DraftReply({row.session: self._forced[row.session].drafts(row) for row in request.rows})
 
 
 def _layout(ids: Int32Array) -> TextLayout:

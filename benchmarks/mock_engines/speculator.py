@@ -9,12 +9,13 @@ from prometheus_client.core import CounterMetricFamily
 
 from benchmarks.mock_engines.compute import MockCompute
 from kv_transfer.arrays import Int32Array
+from kv_transfer.drafts import Drafted
 from kv_transfer.limits import check_speculator_length
 from kv_transfer.messages import KeptPrompt
 from skim_common.errors import EngineUnavailableError, SessionLostError
 from skim_common.models.costs import LINEAR
 from skim_common.models.info import inspect_model
-from speculator_service.engine import Drafted, ScoreRequest, Scores, SessionLimits, SpeculatorEngine
+from speculator_service.engine import ScoreRequest, Scores, SessionLimits, SpeculatorEngine
 from speculator_service.scoring.queries import question_rows
 
 _KNUTH = np.uint64(2654435761)  # multiplicative hashing, The Art of Computer Programming, 6.4

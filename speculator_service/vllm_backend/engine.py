@@ -24,6 +24,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from kv_transfer.arrays import Float32Array, Int32Array, Span, no_numbers
+from kv_transfer.drafts import Drafted
 from kv_transfer.limits import check_ids, check_prompt, check_speculator_length
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
@@ -33,7 +34,6 @@ from skim_common.models.source import local_folder
 from speculator_service.engine import (
     GREEDY_BELOW,
     MAX_TOP,
-    Drafted,
     ScoreRequest,
     Scores,
     SessionLimits,

@@ -18,9 +18,9 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
 from kv_transfer.arrays import Int32Array, no_numbers
+from kv_transfer.drafts import Drafted
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.position_map import position_args
-from speculator_service.engine import Drafted
 from speculator_service.vllm_backend.scheduler import DRAFT_ARG
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from kv_transfer.arrays import Int32Array
-from kv_transfer.drafts import DraftReply, DraftRequest, DraftRow
-from target_service.drafting.session import Proposal, TargetSession, checked_proposal
+from kv_transfer.drafts import Drafted, DraftReply, DraftRequest, DraftRow
+from target_service.drafting.session import TargetSession
 
 FALLBACKS = ("timeout", "unreachable", "breaker", "broken", "no_draft")
 
@@ -72,8 +72,8 @@ class DraftExchange:
         self.counters: Counter[str] = Counter()
         self._channel: Counter[str] = Counter()  # counts of the clients that are closed
 
-    def ask(self, requests: Iterable[ProposalRequest]) -> dict[TargetSession, Proposal]:
-        """Exchange a message with each drafter; the valid proposals. Blocks until the clients' deadline at most."""
+    def ask(self, requests: Iterable[ProposalRequest]) -> dict[TargetSession, Drafted]:
+        """Exchange a message with each drafter; the valid drafts. Blocks until the clients' deadline at most."""
         asked: defaultdict[str, list[tuple[TargetSession, DraftRow]]] = defaultdict(list)
         for session, answer, count, temperature, top_m in requests:
             asked[session.address].append((session, session.ask(answer, count, temperature, top_m)))
@@ -81,21 +81,21 @@ class DraftExchange:
         messages = [[row for _, row in rows] for rows in asked.values()]
         in_parallel = self._threads.map if len(drafters) > 1 else map
         replies = in_parallel(_Drafter.exchange, drafters, messages)
-        proposals: dict[TargetSession, Proposal] = {}
+        proposals: dict[TargetSession, Drafted] = {}
         for drafter, rows, reply in zip(drafters, asked.values(), replies, strict=True):
             self.counters["exchanges"] += 1
             if reply is None:
                 self.counters[drafter.client.failure] += len(rows)
                 continue
-            drafts = {draft.session: draft for draft in reply.drafts}
             for session, row in rows:
-                draft = drafts.get(row.session)
-                session.acknowledge(row, drafted=draft is not None)
-                proposal = checked_proposal(draft, self._vocab_size) if draft else None
-                if proposal is None:
-                    self.counters["broken" if draft else "no_draft"] += 1
-                elif proposal.tokens.size:
-                    proposals[session] = proposal
+                drafted = reply.drafts.get(row.session)
+                session.acknowledge(row, drafted=drafted is not None)
+                if drafted is None:
+                    self.counters["no_draft"] += 1
+                elif any(((ids < 0) | (ids >= self._vocab_size)).any() for ids in (drafted.tokens, drafted.q_ids)):
+                    self.counters["broken"] += 1
+                elif drafted.tokens.size:
+                    proposals[session] = drafted
         return proposals
 
     def close(self, session: TargetSession) -> None:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kv_transfer.arrays import Int32Array
-from kv_transfer.drafts import UNDRAFTED
+from kv_transfer.drafts import UNDRAFTED, Drafted
 from kv_transfer.messages import SessionHandle
 from target_service.drafting.counts import DraftCounts, PositionAcceptance
 from target_service.drafting.exchange import ProposalRequest
-from target_service.drafting.session import DraftSettings, Proposal, TargetSession, one_hot
+from target_service.drafting.session import DraftSettings, TargetSession
 
 COUNTS = ("rounds", "drafts", "accepted", "look_ahead", "no_session", "no_draft")
 
@@ -152,12 +152,12 @@ class DraftedRequests:
             self._drafts_at[k] += 1
             self._accepted_at[k] += k < accepted
 
-    def plan(self, batch: Iterable[Verified], rows: int) -> tuple[dict[str, Proposal], dict[str, ProposalRequest]]:
-        """Decide where the next drafts of a batch come from: look-ahead tokens (Proposal), the drafters, or nowhere.
+    def plan(self, batch: Iterable[Verified], rows: int) -> tuple[dict[str, Drafted], dict[str, ProposalRequest]]:
+        """Decide where the next drafts of a batch come from: look-ahead tokens (Drafted), the drafters, or nowhere.
 
         rows: requests of the batch, with those that get no drafts. Returns both by request id.
         """
-        free: dict[str, Proposal] = {}
+        free: dict[str, Drafted] = {}
         fixed: list[tuple[Verified, DraftedRequest, int]] = []
         adaptive: list[tuple[Verified, DraftedRequest, int]] = []
         for row in batch:
@@ -168,7 +168,7 @@ class DraftedRequests:
             tokens = request.free_drafts(row.answer)[:room]
             if tokens.size:
                 self._counters["look_ahead"] += int(tokens.size)
-                free[row.id] = one_hot(tokens)
+                free[row.id] = Drafted(tokens)
             elif request.session is None:
                 self._counters["no_session"] += 1
             elif row.answer.size < UNDRAFTED:

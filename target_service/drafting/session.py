@@ -5,13 +5,10 @@ acknowledged, the next row to send, and its drafts. Nothing here waits, and no c
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
-from kv_transfer.arrays import Float32Array, Int32Array
-from kv_transfer.drafts import Draft, DraftRow
+from kv_transfer.arrays import Int32Array
+from kv_transfer.drafts import DraftRow
 from kv_transfer.messages import GenerateRequest, SessionHandle
 
 DRAFTING = "skim_drafting"
@@ -59,33 +56,6 @@ class DraftSettings(NamedTuple):
 
 MAX_REST = 64
 """Steps without a question to a drafter that has no drafts: 1, 2, 4, ... after each answer without them, at most 64."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Proposal:
-    """Drafts to verify. tokens: int32 [k]. q_ids, q_probs: [k, m], each draft's distribution; m is 0 for one-hot."""
-
-    tokens: Int32Array
-    q_ids: Int32Array
-    q_probs: Float32Array
-
-
-def one_hot(tokens: Int32Array) -> Proposal:
-    """Drafts without q. They are verified as if q were one-hot, which is exact for any draft."""
-    return Proposal(tokens, np.empty((tokens.size, 0), np.int32), np.empty((tokens.size, 0), np.float32))
-
-
-def checked_proposal(draft: Draft, vocab_size: int) -> Proposal | None:
-    """The drafts as a proposal; None if a token id is not in the target's vocabulary.
-
-    All else is checked before, by `kv_transfer.drafts.check_answers`.
-    """
-    count = draft.tokens.size
-    for ids in (draft.tokens, draft.q_ids):
-        if ((ids < 0) | (ids >= vocab_size)).any():
-            return None
-    shape = count, draft.q_ids.size // max(1, count)
-    return Proposal(draft.tokens, draft.q_ids.reshape(shape), draft.q_probs.reshape(shape))
 
 
 class TargetSession:

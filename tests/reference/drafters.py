@@ -3,18 +3,17 @@
 import asyncio
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.draft_channel import DraftServer
-from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
+from kv_transfer.drafts import Drafted, DraftReply, DraftRequest, DraftRow
 from kv_transfer.messages import KeptPrompt
-from speculator_service.engine import Drafted, SessionLimits
+from speculator_service.engine import SessionLimits
 
-Drafting = Callable[[DraftRow, list[int]], Draft]
+Drafting = Callable[[DraftRow, list[int]], Drafted]
 """Makes the drafts for a row from the answer so far, which includes the row's tokens."""
 
 
@@ -62,14 +61,14 @@ class FakeSpeculator:
         for session in request.closed:
             self.closed.append(session)
             self.known.pop(session, None)
-        drafts = []
+        drafts = {}
         for row in request.rows:
             answer = self.known.get(row.session)
             if answer is None or row.position > len(answer):
                 continue
             answer[row.position :] = row.tokens.tolist()
             if row.max_drafts:
-                drafts.append(self.draft(row, answer))
+                drafts[row.session] = self.draft(row, answer)
         return DraftReply(drafts)
 
 
@@ -99,11 +98,11 @@ def knowing(answers: dict[str, list[int]], error_rate: float, vocab_size: int) -
     """Drafts the true answer of each session, each token wrong with probability `error_rate`."""
     rng = np.random.default_rng(0)
 
-    def draft(row: DraftRow, answer: list[int]) -> Draft:
+    def draft(row: DraftRow, answer: list[int]) -> Drafted:
         tokens = np.array(answers[row.session][len(answer) : len(answer) + row.max_drafts], np.int32)
         wrong = rng.random(tokens.size) < error_rate
         tokens = np.where(wrong, rng.integers(16, vocab_size, tokens.size), tokens).astype(np.int32)
-        return Draft(row.session, len(answer), tokens)
+        return Drafted(tokens)
 
     return draft
 
@@ -114,7 +113,7 @@ def drawing(table: np.ndarray, *, told: np.ndarray | None = None) -> Drafting:
     told: the table of the reported q, if it is a lie. Random draws depend only on the session and the position.
     """
 
-    def draft(row: DraftRow, answer: list[int]) -> Draft:
+    def draft(row: DraftRow, answer: list[int]) -> Drafted:
         rng = np.random.default_rng([zlib.crc32(row.session.encode()), len(answer)])
         last, tokens, q_ids, q_probs = answer[-1], [], [], []
         for _ in range(row.max_drafts):
@@ -125,7 +124,7 @@ def drawing(table: np.ndarray, *, told: np.ndarray | None = None) -> Drafting:
             q_probs.append(probs if told is None else _renormalised(told, tokens, answer, ids))
         ids_sent = np.concatenate(q_ids).astype(np.int32) if row.top_m else np.empty(0, np.int32)
         probs_sent = np.concatenate(q_probs).astype(np.float32) if row.top_m else np.empty(0, np.float32)
-        return Draft(row.session, len(answer), np.array(tokens, np.int32), ids_sent, probs_sent)
+        return Drafted(np.array(tokens, np.int32), ids_sent, probs_sent)
 
     return draft
 
@@ -134,22 +133,16 @@ def lies(vocab_size: int) -> dict[str, Drafting]:
     """Dishonest ways to draft, by name."""
     rng = np.random.default_rng(1)
 
-    def random_tokens(row: DraftRow, answer: list[int]) -> Draft:
-        return Draft(row.session, len(answer), rng.integers(0, vocab_size, row.max_drafts, np.int32))
+    def random_tokens(row: DraftRow, answer: list[int]) -> Drafted:
+        return Drafted(rng.integers(0, vocab_size, row.max_drafts, np.int32))
 
-    def no_tokens_of_the_model(row: DraftRow, answer: list[int]) -> Draft:
-        return Draft(row.session, len(answer), np.array([2**31 - 1, -1][: row.max_drafts], np.int32))
+    def no_tokens_of_the_model(row: DraftRow, answer: list[int]) -> Drafted:
+        return Drafted(np.array([2**31 - 1, -1][: row.max_drafts], np.int32))
 
-    def wrong_place(row: DraftRow, answer: list[int]) -> Draft:
-        return replace(random_tokens(row, answer), position=len(answer) + 1)
+    def too_many(row: DraftRow, answer: list[int]) -> Drafted:
+        return Drafted(np.full(99, 20, np.int32))
 
-    def other_session(row: DraftRow, answer: list[int]) -> Draft:
-        return replace(random_tokens(row, answer), session="nobody's")
-
-    def too_many(row: DraftRow, answer: list[int]) -> Draft:
-        return Draft(row.session, len(answer), np.full(99, 20, np.int32))
-
-    return {f.__name__: f for f in (random_tokens, no_tokens_of_the_model, wrong_place, other_session, too_many)}
+    return {f.__name__: f for f in (random_tokens, no_tokens_of_the_model, too_many)}
 
 
 def _top(distribution: np.ndarray, count: int) -> tuple[Int32Array, np.ndarray]:

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from kv_transfer.arrays import Int32Array
+from kv_transfer.drafts import Drafted
 from kv_transfer.messages import KeptPrompt
 from skim_common.errors import SessionLostError
 from skim_common.models.info import inspect_model
-from speculator_service.engine import Drafted, SpeculatorEngine
+from speculator_service.engine import SpeculatorEngine
 from tests.reference.generation_oracle import GenerationOracle
 
 Top = tuple[torch.Tensor, torch.Tensor]

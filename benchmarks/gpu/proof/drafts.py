@@ -26,7 +26,7 @@ from benchmarks.gpu.proof.target import NEARLY, TIE, TOKENS, V2, answer
 from benchmarks.gpu.steps.checks import Checks, Settings
 from benchmarks.gpu.vllm_pair import Forced
 from kv_transfer.draft_channel import DraftServer
-from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
+from kv_transfer.drafts import Drafted, DraftReply, DraftRequest, DraftRow
 from kv_transfer.messages import KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
 from tests.reference.generation_oracle import GenerationOracle
@@ -41,7 +41,7 @@ because vLLM's warm-up reads higher token ids (vllm.v1.worker.gpu.warmup, `run_m
 TOP = 6
 SAMPLED = KeptPrompt(np.array([3, 7, 9, 10, 4, 8], np.int32), np.array([0, 2, 3, 9, 14, 15], np.int32), 20)
 
-Drafting = Callable[[DraftRow, list[int]], Draft]
+Drafting = Callable[[DraftRow, list[int]], Drafted]
 """Makes the drafts for a row from the answer so far, which includes the row's tokens."""
 
 
@@ -51,12 +51,12 @@ async def drafter(draft: Drafting) -> AsyncIterator[str]:
     answers: dict[str, list[int]] = {}
 
     async def handle(request: DraftRequest) -> DraftReply:
-        drafts = []
+        drafts = {}
         for row in request.rows:
             known = answers.setdefault(row.session, [])
             known[row.position :] = row.tokens.tolist()
             if row.max_drafts:
-                drafts.append(draft(row, known))
+                drafts[row.session] = draft(row, known)
         return DraftReply(drafts)
 
     server = DraftServer(handle, HOST)
@@ -89,7 +89,7 @@ async def greedy(settings: Settings, checks: Checks) -> None:
                 await tell_what_runs(engine, settings, checks, dtype, runner=V2, backend=backend)
                 if settings.device == "cuda":
                     await call(engine, count_graphs)
-                drafted = Drafted(engine, oracle, prompt, dtype, checks)
+                drafted = DraftedAnswers(engine, oracle, prompt, dtype, checks)
                 await drafted.plain()
                 for name, acceptance in (("knowing drafter", 1.0), ("control: lying drafter", 0.0)):
                     await drafted.check(name, acceptance)
@@ -100,7 +100,7 @@ async def greedy(settings: Settings, checks: Checks) -> None:
 
 
 @dataclass
-class Drafted:
+class DraftedAnswers:
     """Answers of one engine with drafts, compared with its plain answer and the oracle's.
 
     In float32 the tokens are those of plain decoding. In bfloat16 a batch of another shape may choose the other one of
@@ -204,7 +204,7 @@ async def _sample(engine: Any, table: np.ndarray, told: np.ndarray, requests: in
     return counts
 
 
-def _draw(row: DraftRow, known: list[int], table: np.ndarray, told: np.ndarray) -> Draft:
+def _draw(row: DraftRow, known: list[int], table: np.ndarray, told: np.ndarray) -> Drafted:
     """Drafts sampled from the top of `table`, with the q of `told`."""
     rng = np.random.default_rng([zlib.crc32(row.session.encode()), len(known)])
     last, tokens, ids, probs = known[-1], [], [], []
@@ -216,4 +216,4 @@ def _draw(row: DraftRow, known: list[int], table: np.ndarray, told: np.ndarray) 
         ids.append(top)
         probs.append(reported)
     q_ids, q_probs = np.concatenate(ids).astype(np.int32), np.concatenate(probs).astype(np.float32)
-    return Draft(row.session, len(known), np.array(tokens, np.int32), q_ids, q_probs)
+    return Drafted(np.array(tokens, np.int32), q_ids, q_probs)

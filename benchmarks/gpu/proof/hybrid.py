@@ -58,7 +58,7 @@ async def _drafted(path: str, settings: Settings, oracle: GenerationOracle, prom
         checks.part("verified drafts"),
         stopped(drafts.start(path, settings, drafts.DRAFTS, dtype, approximate_positions=True)) as engine,
     ):
-        drafted = drafts.Drafted(engine, oracle, prompt, dtype, checks)
+        drafted = drafts.DraftedAnswers(engine, oracle, prompt, dtype, checks)
         await drafted.plain()
         for name, acceptance in (("knowing drafter", 1.0), ("control: lying drafter", 0.0)):
             await drafted.check(name, acceptance)

@@ -17,9 +17,9 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from kv_transfer.arrays import Float32Array
+from kv_transfer.drafts import Drafted
 from kv_transfer.position_map import Int64Array
 from target_service.drafting.requests import Verified
-from target_service.drafting.session import Proposal
 from target_service.vllm_backend.speculation.remote_drafts import RemoteDrafts
 
 PROPOSER = "target_service.vllm_backend.speculation.proposer.RemoteProposer"
@@ -55,7 +55,7 @@ class RemoteProposer:
     ) -> list[list[int]]:
         """Drafts for each row of the batch. sampled_token_ids: accepted drafts and one token; empty in prefill."""
         ids = self._runner.input_batch.req_ids
-        proposals: dict[str, Proposal] = {}
+        proposals: dict[str, Drafted] = {}
         if self._leads:
             rows = [
                 self._verified(row, ids[row], sampled, num_tokens_no_spec, token_ids_cpu)
@@ -87,7 +87,7 @@ class DraftDistributions:
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
-        self.proposals: Mapping[str, Proposal] = {}
+        self.proposals: Mapping[str, Drafted] = {}
         self.scheduled: Mapping[str, list[int]] = {}
         runner._get_spec_decode_draft_probs = self._draft_probs
 
@@ -101,7 +101,7 @@ class DraftDistributions:
             count = metadata.num_draft_tokens[row]
             proposal = proposals.get(request_id) if count else None
             scheduled = self.scheduled.get(request_id, [])
-            if proposal is None or not proposal.q_ids.shape[1]:
+            if proposal is None or not proposal.q_ids.size:
                 continue
             if proposal.tokens[: len(scheduled)].tolist() == list(scheduled):
                 sampled.append((starts[row], starts[row] + count, proposal))
@@ -118,15 +118,15 @@ class DraftDistributions:
         return probs
 
 
-def _entries(sampled: list[tuple[int, int, Proposal]], vocabulary: int) -> tuple[Int64Array, Float32Array]:
+def _entries(sampled: list[tuple[int, int, Drafted]], vocabulary: int) -> tuple[Int64Array, Float32Array]:
     """The flat indices into [drafts, vocabulary] and the probabilities of all drafts, int64 [n] and float32 [n].
 
     sampled: first row, row after the last one, and proposal of each request. All requests together need two copies to
     the device.
     """
-    places = [
-        np.arange(start, end, dtype=np.int64)[:, None] * vocabulary + proposal.q_ids[: end - start]
-        for start, end, proposal in sampled
-    ]
-    q = [proposal.q_probs[: end - start].ravel() for start, end, proposal in sampled]
-    return np.concatenate([part.ravel() for part in places]), np.concatenate(q).astype(np.float32)
+    places, probs = [], []
+    for start, end, proposal in sampled:
+        ids, q = proposal.q
+        places.append((np.arange(start, end, dtype=np.int64)[:, None] * vocabulary + ids[: end - start]).ravel())
+        probs.append(q[: end - start].ravel())
+    return np.concatenate(places), np.concatenate(probs).astype(np.float32)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kv_transfer.draft_channel import connecting
+from kv_transfer.drafts import Drafted
 from target_service.drafting.exchange import DraftExchange
 from target_service.drafting.requests import AnswerEnd, DraftedRequests, Verified
-from target_service.drafting.session import DraftSettings, Proposal
+from target_service.drafting.session import DraftSettings
 
 GREEDY_BELOW = 1e-5
 """vLLM decodes greedily below this temperature (vllm.sampling_params)."""
@@ -93,7 +94,7 @@ class RemoteDrafts:
         """Whether this running request may get drafts."""
         return request_id in self._requests
 
-    def propose(self, rows: Sequence[Verified], batch_size: int) -> dict[str, Proposal]:
+    def propose(self, rows: Sequence[Verified], batch_size: int) -> dict[str, Drafted]:
         """Record the step that has just been sampled, and get drafts by request id.
 
         rows: the requests that sampled a token. batch_size: their number, with those that may get no drafts. Blocks

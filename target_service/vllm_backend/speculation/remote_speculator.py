@@ -25,9 +25,10 @@ from vllm.v1.worker.gpu.attn_utils import get_attn_cg_support
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.drafts import Drafted
 from kv_transfer.position_map import Int64Array
 from target_service.drafting.requests import Verified
-from target_service.drafting.session import DraftSettings, Proposal
+from target_service.drafting.session import DraftSettings
 from target_service.vllm_backend.speculation.graphs import capture_decode_steps
 from target_service.vllm_backend.speculation.remote_drafts import DraftReport, RemoteDrafts
 
@@ -73,7 +74,7 @@ class RemoteSpeculator(BaseSpeculator):
         vocabulary = vllm_config.model_config.get_vocab_size()
         self._logits = DraftLogits(vllm_config.scheduler_config.max_num_seqs, self._most, vocabulary, device)
         self._drafted: dict[str, _Drafted] = {}
-        self._proposals: dict[str, Proposal] = {}
+        self._proposals: dict[str, Drafted] = {}
         self.report = DraftReport({}, {})
         self._proposed_for: list[str] = []
 
@@ -175,7 +176,7 @@ class RemoteSpeculator(BaseSpeculator):
         samples = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
         return {id: row for row, id in enumerate(batch.req_ids) if id in self._drafted and samples[row]}
 
-    def _proposed(self, ids: list[str]) -> Mapping[str, Proposal]:
+    def _proposed(self, ids: list[str]) -> Mapping[str, Drafted]:
         """On rank 0: wait for the sampled tokens, record them, and ask for drafts."""
         if not self._leads:
             return {}
@@ -208,7 +209,7 @@ class DraftLogits:
         self.table = torch.full((requests, most, vocabulary), -torch.inf, device=device)
         self._written: dict[int, Int64Array] = {}
 
-    def write(self, rows: Mapping[int, tuple[Proposal | None, float]]) -> None:
+    def write(self, rows: Mapping[int, tuple[Drafted | None, float]]) -> None:
         """Replace the rows of these requests by the q of their proposals. Rows: index in the table, temperature.
 
         Rows of temperature 0 are not written: greedy verification does not read q. Drafts without q are one-hot.
@@ -231,13 +232,13 @@ class DraftLogits:
                 async_tensor_h2d(np.concatenate(logits), device),
             )
 
-    def _entries(self, row: int, proposal: Proposal, temperature: float) -> tuple[Int64Array, Float32Array]:
+    def _entries(self, row: int, proposal: Drafted, temperature: float) -> tuple[Int64Array, Float32Array]:
         """Flat places in the table, int64 [n], and the logits, float32 [n]."""
         _, most, vocabulary = self.table.shape
-        count, width = proposal.q_ids.shape
-        ids = proposal.q_ids if width else proposal.tokens[:, None]
-        first = (row * most + np.arange(count, dtype=np.int64)) * vocabulary
-        q = proposal.q_probs if width else np.ones((count, 1), np.float32)
+        ids, q = proposal.q
+        if not ids.size:
+            ids, q = proposal.tokens[:, None], np.ones((proposal.tokens.size, 1), np.float32)
+        first = (row * most + np.arange(len(ids), dtype=np.int64)) * vocabulary
         with np.errstate(divide="ignore"):
             logits = np.log(q) * np.float32(temperature)
         return (first[:, None] + ids).ravel(), logits.astype(np.float32).ravel()

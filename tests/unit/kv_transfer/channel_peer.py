@@ -12,7 +12,7 @@ import numpy as np
 
 from kv_transfer.draft_channel import DraftClient, DraftServer, Handler
 from kv_transfer.draft_tls import CertificateFiles, Tls
-from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
+from kv_transfer.drafts import Drafted, DraftReply, DraftRequest, DraftRow
 
 HOST = "127.0.0.1"
 REQUEST = DraftRequest([DraftRow("a", 2, np.array([5, 6], np.int32), 3), DraftRow("b", 0, np.empty(0, np.int32), 1)])
@@ -20,12 +20,7 @@ REQUEST = DraftRequest([DraftRow("a", 2, np.array([5, 6], np.int32), 3), DraftRo
 
 def answer(request: DraftRequest) -> DraftReply:
     """Answer each row with max_drafts drafts: 0, 1, 2, ..."""
-    return DraftReply(
-        [
-            Draft(row.session, row.position + row.tokens.size, np.arange(row.max_drafts, dtype=np.int32))
-            for row in request.rows
-        ],
-    )
+    return DraftReply({row.session: Drafted(np.arange(row.max_drafts, dtype=np.int32)) for row in request.rows})
 
 
 async def honest(request: DraftRequest) -> DraftReply:

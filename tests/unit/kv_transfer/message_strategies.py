@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow
+from kv_transfer.drafts import Drafted, DraftReply, DraftRequest, DraftRow
 from kv_transfer.layout import Frame, TextLayout
 from kv_transfer.messages import (
     Completion,
@@ -168,7 +168,7 @@ draft_requests = st.builds(
 
 
 @st.composite
-def drafts(draw: st.DrawFn) -> Draft:
+def drafted(draw: st.DrawFn) -> Drafted:
     """k drafts, one-hot or each with a q over m tokens that include the draft."""
     tokens = draw(small_id_arrays)
     width = draw(st.integers(0, 6))
@@ -180,10 +180,10 @@ def drafts(draw: st.DrawFn) -> Draft:
         q_ids += row
         q_probs += [weight / sum(weights) for weight in weights]
     q = (np.array(q_ids, np.int32), np.array(q_probs, np.float32))
-    return Draft(draw(names), draw(ids), tokens, *q)
+    return Drafted(tokens, *q)
 
 
-draft_replies = st.builds(DraftReply, by_session(drafts()))
+draft_replies = st.builds(DraftReply, st.dictionaries(names, drafted(), max_size=5))
 
 messages = st.one_of(
     draft_requests,
@@ -207,6 +207,8 @@ def same(left: Any, right: Any) -> bool:
         return all(same(getattr(left, f.name), getattr(right, f.name)) for f in dataclasses.fields(left))
     if isinstance(left, np.ndarray):
         return left.dtype == right.dtype and np.array_equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(value, right[key]) for key, value in left.items())
     if isinstance(left, list):
         return len(left) == len(right) and all(map(same, left, right))
     return bool(left == right)

@@ -5,9 +5,12 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from kv_transfer.codec import decode, encode
-from kv_transfer.drafts import Draft, DraftReply, DraftRequest, DraftRow, check_answers
+from kv_transfer.drafts import Drafted, DraftReply, DraftRequest, DraftRow, check_answers
 from skim_common.errors import WireError
 from tests.unit.kv_transfer.message_strategies import same
 
@@ -31,15 +34,15 @@ REQUEST = DraftRequest(
     ],
     closed=["d"],
 )
-A = Draft("a", 5, int32(1, 2), int32(1, 2, 2, 4), float32(0.25, 0.75, 1, 0))
-REPLY = DraftReply([A, Draft("b", 0, int32(6)), Draft("c", 0, int32(9), int32(9), float32(1))])
+A = Drafted(int32(1, 2), int32(1, 2, 2, 4), float32(0.25, 0.75, 1, 0))
+REPLY = DraftReply({"a": A, "b": Drafted(int32(6)), "c": Drafted(int32(9), int32(9), float32(1))})
 
 
 def changed(message: DraftRequest | DraftReply, **fields) -> bytes:
-    """The message's bytes with some fields of its first row replaced."""
+    """The message's bytes with some fields of its first row, or of the drafts for it, replaced."""
     data = encode(message)
     body = msgspec.msgpack.decode(data[HEADER_BYTES:])
-    row = (body.get("rows") or body["drafts"])[0]
+    row = body["rows"][0] if "rows" in body else body["drafts"]["a"]
     assert row.keys() >= fields.keys()
     row.update(fields)
     return data[:HEADER_BYTES] + msgspec.msgpack.encode(body, enc_hook=encoded)
@@ -56,9 +59,14 @@ def test_rows_of_different_widths_come_back():
 
 
 def test_decoded_rows_do_not_share_memory():
-    first, second = decode(encode(REPLY), DraftReply).drafts[::2]
-    first.q_ids[:] = 0
-    assert second.q_ids.tolist() == [9]
+    drafts = decode(encode(REPLY), DraftReply).drafts
+    drafts["a"].q_ids[:] = 0
+    assert drafts["c"].q_ids.tolist() == [9]
+
+
+def test_q_has_a_row_for_each_draft():
+    assert [part.tolist() for part in A.q] == [[[1, 2], [2, 4]], [[0.25, 0.75], [1, 0]]]
+    assert [part.shape for part in Drafted(int32(6, 7)).q] == [(2, 0), (2, 0)]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +93,7 @@ def test_requests_that_lie(fields):
 
 @pytest.mark.parametrize(
     "reply",
-    [DraftReply(), REPLY, replace(REPLY, drafts=[replace(A, q_ids=int32(), q_probs=float32())])],
+    [DraftReply(), REPLY, replace(REPLY, drafts={"a": Drafted(A.tokens)})],
 )
 def test_answers(reply):
     check_answers(decode(encode(reply), DraftReply), REQUEST)
@@ -94,11 +102,6 @@ def test_answers(reply):
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [
-        ({"session": "e"}, "none were asked"),
-        ({"session": "b"}, "start at token 5"),
-        ({"session": "told"}, "more drafts"),
-        ({"position": 4}, "start at token 4"),
-        ({"position": -1}, "these bytes are no DraftReply"),
         ({"tokens": int32(1, 2, 3, 4, 5)}, "more drafts"),
         ({"tokens": int32(1)}, "more drafts, or more of q"),
         ({"tokens": int32()}, "more drafts, or more of q"),
@@ -124,9 +127,29 @@ def test_replies_that_lie(fields, fault):
         check_answers(decode(changed(REPLY, **fields), DraftReply), REQUEST)
 
 
-def test_two_drafts_for_one_row():
-    with pytest.raises(WireError, match="none were asked"):
-        check_answers(replace(REPLY, drafts=[A, A]), REQUEST)
+@pytest.mark.parametrize(
+    ("session", "fault"), [("e", "none were asked"), ("told", "more drafts"), ("b", "more drafts")]
+)
+def test_drafts_for_another_row(session, fault):
+    with pytest.raises(WireError, match=fault):
+        check_answers(DraftReply({session: A}), REQUEST)
+
+
+some_ids = arrays(np.int32, st.integers(0, 6))
+some_probs = arrays(np.float32, st.integers(0, 6), elements=st.floats(width=32))
+
+
+@given(some_ids, some_ids, some_probs, st.integers(0, 3), st.integers(0, 4))
+def test_whatever_a_drafter_says_is_refused_or_has_a_distribution(tokens, q_ids, q_probs, top_m, most):
+    try:
+        reply = decode(encode(DraftReply({"s": Drafted(tokens, q_ids, q_probs)})), DraftReply)
+        check_answers(reply, DraftRequest([DraftRow("s", 4, int32(7, 8), most, 1.0, top_m)]))
+    except WireError:
+        return
+    ids, probs = reply.drafts["s"].q
+    assert ids.shape == probs.shape
+    assert len(ids) == tokens.size <= most
+    assert not ids.size or np.allclose(probs.sum(axis=1), 1, atol=2e-3)
 
 
 @pytest.mark.parametrize("tokens", [np.zeros(2, np.int64), np.zeros((2, 3), np.int32), object()])

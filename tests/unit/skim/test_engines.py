@@ -147,7 +147,7 @@ async def drafts_of(pair):
 
 async def test_the_draft_channel_drafts_after_the_answer():
     pair = PairEngines(speculator=SPECULATOR, target=TARGET)
-    [draft] = (await drafts_of(pair)).drafts
+    [draft] = (await drafts_of(pair)).drafts.values()
     assert draft.tokens.size == 3
     await pair.close()
 
@@ -160,8 +160,8 @@ async def test_the_replies_of_the_draft_channel_can_be_replaced():
         return DraftReply()
 
     pair = PairEngines(speculator=SPECULATOR, target=TARGET, answer_drafts=no_drafts)
-    assert (await drafts_of(pair)).drafts == []
-    assert [draft.tokens.size for draft in seen[0].drafts] == [3]
+    assert (await drafts_of(pair)).drafts == {}
+    assert [draft.tokens.size for draft in seen[0].drafts.values()] == [3]
     await pair.close()
 
 

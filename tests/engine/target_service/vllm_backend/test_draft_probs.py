@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from target_service.drafting.session import Proposal, one_hot
+from kv_transfer.drafts import Drafted
 from target_service.vllm_backend.speculation import proposer
 from target_service.vllm_backend.speculation.proposer import DraftDistributions
 
 VOCABULARY = 6
 
 
-def verified(proposals: dict[str, Proposal], scheduled: dict[str, list[int]]) -> torch.Tensor | None:
+def verified(proposals: dict[str, Drafted], scheduled: dict[str, list[int]]) -> torch.Tensor | None:
     """The q of a step over the requests `a`, `b`, `c` with these scheduled drafts."""
     runner = SimpleNamespace(input_batch=SimpleNamespace(req_ids=["a", "b", "c"], vocab_size=VOCABULARY))
     distributions = DraftDistributions(runner)
@@ -27,8 +27,8 @@ def verified(proposals: dict[str, Proposal], scheduled: dict[str, list[int]]) ->
 
 def test_rows_with_q_without_and_padded() -> None:
     """vLLM pads a request that joins with its last prompt token with placeholder drafts, which have no q."""
-    sampled = Proposal(np.array([2], np.int32), np.array([[2, 4]], np.int32), np.array([[0.75, 0.25]], np.float32))
-    found = verified({"a": sampled, "b": one_hot(np.array([1, 5], np.int32))}, {"a": [2], "b": [1, 5], "c": [-1, -1]})
+    sampled = Drafted(np.array([2], np.int32), np.array([2, 4], np.int32), np.array([0.75, 0.25], np.float32))
+    found = verified({"a": sampled, "b": Drafted(np.array([1, 5], np.int32))}, {"a": [2], "b": [1, 5], "c": [-1, -1]})
     expected = torch.zeros(5, VOCABULARY)
     expected[0, 2], expected[0, 4] = 0.75, 0.25
     expected[1, 1] = expected[2, 5] = 1.0
@@ -36,7 +36,7 @@ def test_rows_with_q_without_and_padded() -> None:
 
 
 def test_drafts_that_are_not_those_proposed_are_certain() -> None:
-    sampled = Proposal(np.array([2], np.int32), np.array([[2, 4]], np.int32), np.array([[0.75, 0.25]], np.float32))
+    sampled = Drafted(np.array([2], np.int32), np.array([2, 4], np.int32), np.array([0.75, 0.25], np.float32))
     assert verified({"a": sampled}, {"a": [3]}) is None
 
 
@@ -44,10 +44,10 @@ def test_all_requests_together_need_two_copies(monkeypatch: pytest.MonkeyPatch) 
     copies = []
     copy = proposer.async_tensor_h2d
     monkeypatch.setattr(proposer, "async_tensor_h2d", lambda *args: copies.append(args) or copy(*args))
-    a = Proposal(np.array([2], np.int32), np.array([[2, 4]], np.int32), np.array([[0.75, 0.25]], np.float32))
+    a = Drafted(np.array([2], np.int32), np.array([2, 4], np.int32), np.array([0.75, 0.25], np.float32))
     ids = np.array([[1, 3, 5], [0, 1, 2]], np.int32)
     q = np.array([[0.5, 0.25, 0.25], [0.125, 0.25, 0.625]], np.float32)
-    c = Proposal(np.array([5, 0], np.int32), ids, q)
+    c = Drafted(np.array([5, 0], np.int32), ids.ravel(), q.ravel())
     found = verified({"a": a, "c": c}, {"a": [2], "b": [4], "c": [5, 0]})
     expected = torch.zeros(4, VOCABULARY)
     expected[0, 2], expected[0, 4], expected[1, 4] = 0.75, 0.25, 1.0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from target_service.drafting.session import one_hot
+from kv_transfer.drafts import Drafted
 from target_service.vllm_backend.speculation import remote_speculator
 from target_service.vllm_backend.speculation.remote_speculator import DraftReport, RemoteSpeculator
 
@@ -17,7 +17,7 @@ A, B, C = 11, 12, 13
 def speculator(**drafts: list[int]) -> Any:
     found = object.__new__(RemoteSpeculator)
     vars(found).update(_device=torch.device("cpu"), report=DraftReport({}, {}))
-    found._proposals = {id: one_hot(np.array(tokens, np.int32)) for id, tokens in drafts.items()}
+    found._proposals = {id: Drafted(np.array(tokens, np.int32)) for id, tokens in drafts.items()}
     return found
 
 

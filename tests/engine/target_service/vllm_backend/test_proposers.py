@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from kv_transfer.drafts import Drafted
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
 from target_service.drafting.exchange import ProposalRequest
-from target_service.drafting.session import DRAFTING, DraftSettings, Proposal, TargetSession, one_hot
+from target_service.drafting.session import DRAFTING, DraftSettings, TargetSession
 from target_service.vllm_backend.speculation import proposer, remote_speculator
 
 PROMPT, MOST, VOCABULARY = [3, 4, 5], 3, 16
@@ -52,12 +53,12 @@ class Drafters:
     def __init__(self) -> None:
         self.asked: list[tuple[list[int], int]] = []
 
-    def __call__(self, questions: Iterable[ProposalRequest]) -> dict[TargetSession, Proposal]:
+    def __call__(self, questions: Iterable[ProposalRequest]) -> dict[TargetSession, Drafted]:
         found = {}
         for question in questions:
             self.asked.append((question.answer.tolist(), question.drafts))
             last = int(question.answer[-1])
-            found[question.session] = one_hot(np.arange(last + 1, last + 1 + question.drafts, dtype=np.int32))
+            found[question.session] = Drafted(np.arange(last + 1, last + 1 + question.drafts, dtype=np.int32))
         return found
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kv_transfer.draft_channel import DraftServer
-from kv_transfer.drafts import Draft, DraftRow
+from kv_transfer.drafts import Drafted, DraftRow
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
 from speculator_service.drafting import DraftService
@@ -66,7 +66,7 @@ async def test_greedy_and_sampled_requests_together(engine: VllmTarget, model: s
     table = np.random.default_rng(0).dirichlet(np.full(VOCABULARY, 0.05), VOCABULARY)
     greedy, drawn = knowing({c.name: c.answer for c in cases}, 0.25, VOCABULARY), drawing(table)
 
-    def draft(row: DraftRow, answer: list[int]) -> Draft:
+    def draft(row: DraftRow, answer: list[int]) -> Drafted:
         return drawn(row, answer) if row.top_m else greedy(row, answer)
 
     before = await engine.decode_stats()

@@ -150,8 +150,7 @@ async def test_a_session_is_a_span_with_its_counts(monkeypatch, recorder):
 
     async def tell(position, tokens):
         row = DraftRow("s", position, np.asarray(tokens, np.int32), 4)
-        [draft] = (await actor._drafts.handle(DraftRequest([row]))).drafts
-        return draft.tokens
+        return (await actor._drafts.handle(DraftRequest([row]))).drafts["s"].tokens
 
     answer = [*look_ahead.tolist(), 7]  # both look-ahead tokens, and the target's own after them
     drafts = await tell(0, answer)

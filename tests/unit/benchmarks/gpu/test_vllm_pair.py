@@ -30,7 +30,7 @@ def test_all_or_none_of_the_drafts_hold():
     wrong = _forced(0.0).drafts(row)
     assert not set(wrong.tokens.tolist()) & set(ANSWER)
     assert wrong.tokens.size == 4
-    check_answers(DraftReply([wrong]), DraftRequest([row]))
+    check_answers(DraftReply({row.session: wrong}), DraftRequest([row]))
 
 
 def test_drafts_hold_as_often_as_asked_and_none_after_one_that_does_not():

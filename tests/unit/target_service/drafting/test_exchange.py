@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kv_transfer.drafts import Draft, DraftReply, DraftRequest
+from kv_transfer.drafts import Drafted, DraftReply, DraftRequest
 from kv_transfer.messages import SessionHandle
 from target_service.drafting.exchange import FORGET_AFTER_S, DraftExchange, ProposalRequest
 from target_service.drafting.session import TargetSession
@@ -28,8 +28,7 @@ class ScriptedClient:
             self.failure = self.fails
             self.counters["timeouts"] += self.fails == "timeout"
             return None
-        drafts = [Draft(r.session, r.position + r.tokens.size, np.array([self.token], np.int32)) for r in request.rows]
-        return DraftReply(drafts)
+        return DraftReply({row.session: Drafted(np.array([self.token], np.int32)) for row in request.rows})
 
     def close(self) -> None:
         self.closed = True
@@ -80,9 +79,10 @@ def test_failures_are_told_apart_and_drafting_goes_on(
 def test_a_draft_that_cannot_be_verified_is_counted_as_broken(
     exchange: DraftExchange, clients: dict[str, ScriptedClient]
 ) -> None:
-    clients["a:1"].token = 20
-    assert exchange.ask([request()]) == {}
-    assert exchange.stats()["fallbacks"]["broken"] == 1
+    for broken, token in enumerate((20, -1), 1):
+        clients["a:1"].token = token
+        assert exchange.ask([request()]) == {}
+        assert exchange.stats()["fallbacks"]["broken"] == broken
 
 
 def test_ended_sessions_are_reported_until_the_drafter_answers(

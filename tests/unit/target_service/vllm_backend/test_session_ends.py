@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kv_transfer.drafts import Draft, DraftReply, DraftRequest
+from kv_transfer.drafts import Drafted, DraftReply, DraftRequest
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
 from target_service.drafting.requests import Verified
@@ -28,8 +28,7 @@ class Drafter:
         self.closed += request.closed
         self.rows += [row.session for row in request.rows]
         self.messages += 1
-        ends = [(row.session, row.position + row.tokens.size) for row in request.rows]
-        return DraftReply([Draft(*end, np.array([6], np.int32)) for end in ends])
+        return DraftReply({row.session: Drafted(np.array([6], np.int32)) for row in request.rows})
 
     def close(self) -> None:
         pass
