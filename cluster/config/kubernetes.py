@@ -96,35 +96,26 @@ class PodConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=Tr
     memory: Memory = "8Gi"
     shared_memory: Memory = Field("2Gi", description="size of /dev/shm; it counts towards memory")
     devices: dict[Resource, Annotated[int, Field(gt=0)]] = Field(
-        default_factory=dict, description="devices of a pod besides GPUs, by the resource name of their device plugin"
+        {}, description="devices of a pod besides GPUs, by the resource name of their device plugin"
     )
-    node_selector: dict[Label, LabelValue] = Field(
-        default_factory=dict, description="labels of the Kubernetes nodes to use"
-    )
-    tolerations: tuple[TolerationConfig, ...] = Field(
-        (), description="further taints to tolerate; pods with GPUs tolerate the GPU taint"
-    )
+    node_selector: dict[Label, LabelValue] = Field({}, description="labels of the Kubernetes nodes to use")
+    tolerations: tuple[TolerationConfig, ...] = Field((), description="taints to tolerate besides that of GPU nodes")
 
 
 class ModelVolumeConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=True):
     """Where pods find the model folders."""
 
     mount_path: MountPath = Field(
-        "/models",
-        description="folder in the pods; a model folder that is not inside it is looked up here by its name",
+        "/models", description="folder in the pods; a model folder outside it is looked up here by its name"
     )
-    claim: ObjectName | None = Field(
-        None, description="persistent volume claim with the model folders; null: the image holds them"
-    )
+    claim: ObjectName | None = Field(None, description="volume claim with the model folders; null: the image has them")
 
 
 class HubConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=True):
     """How pods download models that are hub names (docs/models.md); used only if a model is one."""
 
     mount_path: MountPath = Field("/hub", description="folder of the cache in the pods (HF_HOME)")
-    claim: ObjectName | None = Field(
-        None, description="persistent volume claim for a cache that all pods share; null: each pod has one of its own"
-    )
+    claim: ObjectName | None = Field(None, description="volume claim for a cache of all pods; null: one for each pod")
     token_secret: ObjectName | None = Field(
         None, description="Secret with the token (HF_TOKEN); null: the Secret of kubernetes.secret, if it has the key"
     )
@@ -148,17 +139,13 @@ class BatchConfig(BaseModel, extra="forbid", frozen=True):
 
     input: str = Field(description="rows in OpenAI's batch format: a file under /data, or an fsspec URL")
     output: str = Field(description="answers: a file under /data, or an fsspec URL")
-    claim: ObjectName | None = Field(None, description="persistent volume claim to mount at /data; null: none")
+    claim: ObjectName | None = Field(None, description="volume claim to mount at /data; null: none")
     endpoint: Annotated[Url, _like(r"https?://[^/]+", "a URL without a path")] | None = Field(
         None, description="URL to send to; null: this deployment's Service"
     )
     nodes: int = Field(1, ge=1, le=MANY, description="nodes that send requests")
-    retries: int = Field(
-        3, ge=0, le=MANY, description="retries of a failed job; each continues where the last one stopped"
-    )
-    keep_minutes: int = Field(
-        60, ge=0, le=A_MONTH_MIN, description="minutes for which the cluster of a finished job is kept"
-    )
+    retries: int = Field(3, ge=0, le=MANY, description="of a failed job; each continues where the last one stopped")
+    keep_minutes: int = Field(60, ge=0, le=A_MONTH_MIN, description="how long a finished job's cluster is kept")
     pod: PodConfig = Field(default_factory=lambda: PodConfig(cpu="2", memory="8Gi"))
 
     @model_validator(mode="after")
@@ -198,26 +185,19 @@ class KubernetesConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to
     tls_secret: ObjectName | None = Field(
         None, description="Secret with tls.crt, tls.key, ca.crt for the draft channel; null: no TLS"
     )
-    max_start_minutes: int = Field(
-        30, ge=1, le=A_MONTH_MIN, description="time limit for the start of a node, and of the whole service"
-    )
-    drain_seconds: int = Field(
-        120, ge=0, le=60 * A_MONTH_MIN, description="how long a stopping pod may take to finish its answers"
-    )
+    max_start_minutes: int = Field(30, ge=1, le=A_MONTH_MIN, description="limit of a node's start, and of the whole")
+    drain_seconds: int = Field(120, ge=0, le=60 * A_MONTH_MIN, description="time of a stopping pod for its answers")
     monitor_labels: dict[Label, LabelValue] = Field(
-        default_factory=lambda: {"release": "prometheus"},
-        description="labels by which Prometheus finds PodMonitors",
+        {"release": "prometheus"}, description="labels by which Prometheus finds PodMonitors"
     )
     models: ModelVolumeConfig = Field(default_factory=lambda: ModelVolumeConfig())
     hub: HubConfig = Field(default_factory=lambda: HubConfig())
-    redis: RedisConfig | None = Field(
-        None, description="null: the whole cluster starts again when the head ends (docs/kubernetes.md)"
-    )
+    redis: RedisConfig | None = Field(None, description="null: the whole cluster starts again when the head ends")
     network: NetworkConfig = Field(default_factory=lambda: NetworkConfig())
     labels: dict[Label, LabelValue] = Field(
-        default_factory=dict, description="further labels of the RayService and the RayJob, such as a scheduler's queue"
+        {}, description="further labels of the RayService and the RayJob, such as a scheduler's queue"
     )
-    annotations: dict[Label, str] = Field(default_factory=dict, description="further annotations of both")
+    annotations: dict[Label, str] = Field({}, description="further annotations of both")
     batch: BatchConfig | None = Field(None, description="a batch job on these pools; null: none")
     head: PodConfig = Field(default_factory=lambda: PodConfig(cpu="2", memory="8Gi"))
     router: PodConfig = Field(default_factory=lambda: PodConfig())
@@ -229,9 +209,7 @@ class KubernetesConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to
     def _volumes_apart(self) -> Self:
         models, hub = PurePosixPath(self.models.mount_path), PurePosixPath(self.hub.mount_path)
         if models.is_relative_to(hub) or hub.is_relative_to(models):
-            raise ValueError(
-                f"hub.mount_path and models.mount_path are {hub} and {models}: neither may hold the other, change one"
-            )
+            raise ValueError(f"hub.mount_path and models.mount_path, {hub} and {models}: neither may hold the other")
         for name, path in (("models", models), ("hub", hub)):
             if hidden := [folder for folder in POD_FOLDERS if PurePosixPath(folder).is_relative_to(path)]:
                 raise ValueError(

@@ -43,22 +43,16 @@ def kv_cache_gib(environment: Mapping[str, str]) -> int:
 class AutoscalingConfig(BaseModel, extra="forbid", frozen=True):
     """How the number of replicas follows the load. Options of Ray Serve have the names that Serve gives them."""
 
-    min_replicas: int = Field(
-        1, ge=0, description="0: an idle pool stops; the next request waits until it has started again"
-    )
+    min_replicas: int = Field(1, ge=0, description="0: an idle pool stops; the next request waits for its start")
     max_replicas: int = Field(1, ge=1)
     target_ongoing_requests: Positive = Field(8.0, description="running and queued requests wanted per replica")
     upscale_delay_s: Seconds = Field(30.0, description="how long the load must stay high before the pool grows")
     downscale_delay_s: Seconds = Field(600.0, description="how long the load must stay low before the pool shrinks")
-    downscale_to_zero_delay_s: Seconds | None = Field(
-        None, description="the same for the last replica; null: downscale_delay_s"
-    )
+    downscale_to_zero_delay_s: Seconds | None = Field(None, description="for the last replica; null: downscale_delay_s")
     upscaling_factor: Positive = Field(1.0, description="gain of one step up")
     downscaling_factor: Positive = Field(1.0, description="gain of one step down")
     look_back_period_s: Positive = Field(30.0, description="time over which the load is averaged")
-    metrics_interval_s: Positive = Field(
-        10.0, description="how often replicas and routers report; less than the look-back"
-    )
+    metrics_interval_s: Positive = Field(10.0, description="between two reports of a replica; less than the look-back")
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -76,18 +70,11 @@ class PoolConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=T
     model: Annotated[str, Field(min_length=1), AfterValidator(_located)] = Field(
         description="folder, or hub name (owner/name@revision); a relative path starts at the config file's folder"
     )
-    engine: str = Field(
-        "vllm",
-        description="vllm; mock: no weights; or an engine class of your own, as package.module:Class",
-    )
-    replicas: int = Field(
-        1, ge=1, description="with autoscaling: the number at the start and after a change of autoscaling"
-    )
+    engine: str = Field("vllm", description="vllm; mock: no weights; or a class of your own, as package.module:Class")
+    replicas: int = Field(1, ge=1, description="with autoscaling: at the start, and after a change of autoscaling")
     autoscaling: AutoscalingConfig | None = Field(None, description="null: the number of replicas is fixed")
     tensor_parallel: int = Field(1, ge=1, description="ranks that share each layer")
-    pipeline_parallel: int = Field(
-        1, ge=1, description="stages that share the layers; a replica has tensor_parallel times pipeline_parallel ranks"
-    )
+    pipeline_parallel: int = Field(1, ge=1, description="stages that share the layers, each of tensor_parallel ranks")
     nodes_per_replica: int = Field(
         1, ge=1, description="nodes that share the ranks of a replica evenly; above 1 for a target larger than a node"
     )
@@ -100,11 +87,9 @@ class PoolConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=T
     accelerator_type: str | None = Field(
         None, min_length=1, description="Ray's name of the GPU type that a replica needs, such as H100 or L4; null: any"
     )
-    resources: Resources = Field(
-        default_factory=dict, description="custom Ray resources that a replica takes, besides the one of its pool"
-    )
+    resources: Resources = Field({}, description="custom Ray resources of a replica, besides the one of its pool")
     node_labels: dict[Label, Annotated[LabelValue, Field(min_length=1)]] = Field(
-        default_factory=dict, description="Ray node labels that a replica's node must have"
+        {}, description="Ray node labels that a replica's node must have"
     )
     max_ongoing_requests: int = Field(64, ge=1, description="requests that one replica runs at a time")
     drain_timeout_s: Seconds = Field(60.0, description="how long a stopping replica may take to finish its requests")
@@ -120,10 +105,9 @@ class PoolConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=T
         "or refuse (it does not start); off: for models that no prompt can ask, such as random weights",
     )
     engine_options: dict[str, Any] = Field(
-        default_factory=dict,
-        description="options of `vllm serve`; the target's are for engine and HTTP front (docs/options.md)",
+        {}, description="options of `vllm serve`; the target's are for engine and HTTP front (docs/options.md)"
     )
-    env: dict[str, str] = Field(default_factory=dict, description="environment variables of the replicas")
+    env: dict[str, str] = Field({}, description="environment variables of the replicas")
 
     @model_validator(mode="before")
     @classmethod
@@ -136,9 +120,7 @@ class PoolConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=T
 
     @field_validator("engine", mode="before")
     @classmethod
-    def _vllm_serves(cls, engine: Any) -> Any:
-        if engine == "transformers":
-            raise ValueError("cannot be transformers: vLLM is the engine that serves; leave this setting out")
+    def _known_engine(cls, engine: Any) -> Any:
         if isinstance(engine, str) and engine not in ENGINES and not re.fullmatch(r"[\w.]+:\w+", engine):
             raise ValueError(f"must be {', '.join(ENGINES)} or a class as package.module:Class, not {engine!r}")
         return engine

@@ -32,15 +32,8 @@ class TracesConfig(BaseModel, extra="forbid", frozen=True):
     endpoint: Annotated[Url, AfterValidator(_before_the_path)] = Field(
         description="collector, such as http://collector:4318; spans are sent to its path /v1/traces"
     )
-    sample_ratio: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="share of the requests to trace; a request that carries a trace continues it",
-    )
-    service_name: str = Field(
-        "skim", min_length=1, description="prefix of the service names: skim-router, skim-target, ..."
-    )
+    sample_ratio: float = Field(1.0, ge=0, le=1, description="share to trace of the requests that carry no trace")
+    service_name: str = Field("skim", min_length=1, description="prefix of the services: skim-router, skim-target, ...")
 
 
 class ObservabilityConfig(BaseModel, extra="forbid", frozen=True):
@@ -54,13 +47,7 @@ class ObservabilityConfig(BaseModel, extra="forbid", frozen=True):
 class ChannelConfig(BaseModel, extra="forbid", frozen=True):
     """The draft channel between target workers and speculators (gRPC). Without token and TLS it trusts the network."""
 
-    port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="port of a speculator replica; 0: any free port. With a fixed port and one replica per machine, "
-        "running answers find a replica that was restarted",
-    )
+    port: int = Field(0, ge=0, le=65535, description="port of a speculator replica; 0: any free port")
     deadline_ms: float = Field(250.0, gt=0, le=10_000, description="longest wait of a step for its drafts")
     token: str | None = Field(None, min_length=16, description="shared secret that every target worker must send")
     tls_cert: File | None = Field(None, description="server certificate, a PEM file on the pools' machines")
@@ -90,9 +77,7 @@ class DeploymentConfig(BaseModel, extra="forbid", frozen=True):
     router: RouterConfig = Field(default_factory=lambda: RouterConfig())
     observability: ObservabilityConfig = Field(default_factory=lambda: ObservabilityConfig())
     kubernetes: KubernetesConfig = Field(default_factory=lambda: KubernetesConfig())
-    spans_machines: bool = Field(
-        False, description="the model folders are on the pools' machines, perhaps not on this one"
-    )
+    spans_machines: bool = Field(False, description="the model folders are on the pools' machines, perhaps not here")
 
     @model_validator(mode="before")
     @classmethod

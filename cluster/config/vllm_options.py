@@ -106,22 +106,16 @@ REFUSED = {option: reason for reason, options in _REASONS.items() for option in 
 
 
 PATHS: Mapping[str, Kind] = {
-    "allowed_local_media_path": "file",
-    "chat_template": "file",
-    "draft_model": "model",
-    "generation_config": "model",
-    "head_profile": "file",
-    "hf_config_path": "model",
-    "lora_modules.path": "model",
-    "mm_encoder_fp8_scale_path": "file",
-    "reasoning_parser_plugin": "file",
-    "spec_model": "model",
-    "speculative_config.model": "model",
-    "ssl_certfile": "file",
-    "ssl_keyfile": "file",
-    "structured_outputs_config.reasoning_parser_plugin": "file",
-    "tool_parser_plugin": "file",
-}
+    **dict.fromkeys((
+        "allowed_local_media_path", "chat_template", "head_profile", "mm_encoder_fp8_scale_path",
+        "reasoning_parser_plugin", "ssl_certfile", "ssl_keyfile", "structured_outputs_config.reasoning_parser_plugin",
+        "tool_parser_plugin",
+    ), "file"),
+    **dict.fromkeys((
+        "draft_model", "generation_config", "hf_config_path", "lora_modules.path", "spec_model",
+        "speculative_config.model",
+    ), "model"),
+}  # fmt: skip
 """By option, and field of an option. file: a file or a folder that is read. model: a folder, or a hub name. What an
 engine writes is not here: such a path starts at the engine's working directory."""
 

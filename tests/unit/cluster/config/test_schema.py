@@ -200,10 +200,6 @@ def test_numbers_are_fine_as_environment_variables(write):
         ("target: {model: big, tensor_parallel: 0}\nspeculator: {model: s}", "target.tensor_parallel: should be gr"),
         ("target: {model: big, replicas: 0}\nspeculator: {model: s}", "target.replicas: should be greater than or"),
         ("target: {model: big, engine: tgi}\nspeculator: {model: s}", "target.engine: must be vllm, mock"),
-        (
-            "target: {model: big, engine: transformers}\nspeculator: {model: s}",
-            "target.engine: cannot be transformers: vLLM",
-        ),
         ("target: {model: big, env: {A: [1]}}\nspeculator: {model: s}", "target.env.A: should be a valid string"),
         ("target: {model: [", "line 1 is not valid YAML"),
         ("target: !!python/object:os.system {}", "is not valid YAML"),
