@@ -20,8 +20,7 @@ from kv_transfer.options import AUTO
 from router.decision.conversations import Client
 from router.decision.whole_text import whole_text_score
 from router.options.request import PrefillOptions
-from router.prompt.task.options import without_options
-from router.prompt.task.words import asks
+from router.prompt.task.words import asks, without_options
 from skim_common.decaying_mean import DecayingMean
 
 EXPLICIT = frozenset({"keep_rate", "coverage", "max_keep", "keep_by_role"})

@@ -1,12 +1,12 @@
-"""The speech of a long text: at its two ends, and the few blocks inside that ask something.
+"""The speech of a long text: at its two ends, and the few blocks inside that ask something or are unlike the others.
 
 Pure functions on a text and character ranges.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice
 
 import re2
 
@@ -15,286 +15,191 @@ from router.prompt.task.blocks import (
     BRIEF,
     SHORT_BLOCK,
     SHORT_TEXT,
-    STOPS,
     Block,
+    asking_lines,
     blocks_of,
-    can_be_task,
-    first_clause_end,
     first_line_end,
-    is_item,
-    says_something,
-    sentence_ends,
-    size_of,
-    trimmed,
+    pieces_of,
+    usual_size,
 )
-from router.prompt.task.options import options_of
-from router.prompt.task.words import asks, asks_surely, has_mark, marks_of
+from router.prompt.task.words import MARK, has_mark, is_labelled, marks_of, options_of, says_something
 
 EDGE = 4096
 """So many bytes of speech are looked for at each end of a long text."""
 SEARCHED = 3
 """So many blocks are taken at the end of a long text while none of them asks anything."""
-EDGE_LINES = 16
-"""So many lines of a long paragraph are searched at each end."""
-LINES = 2
+GAP, ANNOUNCED = 1, 4
+"""So many blocks that ask nothing may stand before one that asks, or before a line that announces the material, such as
+"Context:"; all of them are speech then."""
+PARAGRAPH_LINES = 2
 """So many lines of a paragraph are taken before its question."""
-GAP = 1
-"""So many blocks that ask nothing may stand between two that do, and both are speech."""
-ANNOUNCED = 4
-"""So many may stand before a line that announces the material, such as "Context:"."""
 SERIES = 3
-"""So many headings that differ by numbers alone, such as "Passage 7", are those of the material."""
-MOST_ANNOUNCED = 8
-"""A text with more blocks that begin with a label, such as a heading, has them of its own."""
-MOST_ASKED = 4
-"""A long text with more blocks that look like a task is a dialogue: those inside it belong to it."""
-CHOICES = 2
+"""What has so many others of its form in the text belongs to the text, such as "Passage 7:"."""
+MAX_LABELS = 8
+"""A text with more blocks that begin with a label has them of its own."""
+MAX_ASKING = 4
+"""A long text with more blocks inside that ask something is a dialogue: they belong to it."""
+MAX_CHOICES = 2
 """So many blocks of a dialogue, or of an exam, may have the question of choice and its options."""
-FEW_BRIEF = 3
+MAX_BRIEF = 3
 """A long text with so few brief blocks has them wherever they stand."""
-LONGEST_HEADING, LONGEST_LABEL = 128, 80
-"""Characters."""
+MAX_LINES = 1024
+"""Lines that are searched for the names of speakers."""
+HEADING_CHARS, LABEL_CHARS, SPEAKER_CHARS = 128, 80, 50
 _HEADINGS = tuple("#" * level + " " for level in range(1, 7))
-SPEAKER = re2.compile(r"([^\n:\x{ff1a}]{1,48}[:\x{ff1a}])[\s\pZ]")
-_LONGEST_SPEAKER = 50
-"""Characters, with what follows the name."""
+_SPEAKER = r"([^\n:\x{ff1a}]{1,48}[:\x{ff1a}])[\s\pZ]"
+_NAME, _NAMES = re2.compile(_SPEAKER), re2.compile(rf"(?m)^{_SPEAKER}")
+_QUOTED = re2.compile(rf"{MARK}[\"\x{{201d}}\x{{2019}}\xbb\x{{300d}}]")
 
 
 def speech_of_long(text: str, ranges: Sequence[CharSpan], *, asked: bool = False) -> list[Block]:
-    """The blocks of a long text that are speech, each once: at both ends, and inside if few ask anything. ranges: of
-    the text, in order and apart. asked: a question stands outside of it."""
-    divided = _compared(text, [block for span in ranges for block in blocks_of(text, *span)])
-    if not divided:
+    """The blocks of a long text that are speech, each once. ranges: of the text, in order and apart. asked: a question
+    stands outside of it. A block has the source `edge` or `inside`, and the forms that recur in the text."""
+    form = Forms(text, ranges)
+    blocks = [block for span in ranges for block in blocks_of(text, *span, "edge")]
+    if not blocks:
         return []
-    asking = [block for block in divided[1:-1] if block.asks and block.size <= SHORT_BLOCK]
-    inside = [block for block in asking if asks_surely(text, block.start, block.end)]
-    for block in divided:
-        if block.size > SHORT_TEXT and len(inside) <= MOST_ASKED:
-            inside += _questions_in(text, block)
-    later = divided[0].start + EDGE
+    brief_size = min(BRIEF, usual_size(blocks) / 2)
+    blocks = [replace(block, is_brief=block.size <= brief_size) for block in blocks]
+    asking = [block for block in blocks[1:-1] if block.asks and block.size <= SHORT_BLOCK]
+    inside = [replace(block, source="inside") for block in asking if block.is_sure]
+    for block in blocks:
+        if block.size > SHORT_TEXT and len(inside) <= MAX_ASKING:
+            inside += asking_lines(text, block, MAX_ASKING + 1)
+    later = blocks[0].start + EDGE
     of_text = sum(block.start > later for block in inside), sum(block.start > later for block in asking)
-    is_dialogue = max(len(inside), of_text[1]) > 2 * MOST_ASKED or of_text[0] > MOST_ASKED
-    is_dialogue |= 2 * sum(block.size for block in asking) > sum(block.size for block in divided)
-    edges = [*_beginning(text, divided, alone=is_dialogue)]
+    is_dialogue = max(len(inside), of_text[1]) > 2 * MAX_ASKING or of_text[0] > MAX_ASKING
+    is_dialogue |= 2 * sum(block.size for block in asking) > sum(block.size for block in blocks)
+    edges = _beginning(text, blocks, alone=is_dialogue)
     asked |= any(has_mark(text, block.start, block.end) for block in edges)
-    asked |= any(block.asks and block.is_brief for block in [*edges[:1], *asking[:MOST_ASKED]])
-    edges += _ending(text, divided, alone=is_dialogue, found=asked)
-    edges = [replace(block, at_edge=True) for block in edges]
-    if len(inside) > MOST_ASKED:
-        inside = []
-    brief = [block for block in divided if block.is_brief]
-    inside += brief if len(brief) <= FEW_BRIEF else []
-    found = {(block.start, block.end): block for block in inside}
-    return [*(found | {(block.start, block.end): block for block in edges}).values()]
+    asked |= any(block.asks and block.is_brief for block in [*edges[:1], *asking[:MAX_ASKING]])
+    edges += _ending(text, blocks, alone=is_dialogue, asked=asked)
+    brief = [replace(block, source="inside") for block in blocks if block.is_brief]
+    inside = inside if len(inside) <= MAX_ASKING else []
+    inside += brief if len(brief) <= MAX_BRIEF else []
+    found = {(block.start, block.end): block for block in [*inside, *edges]}
+    return [replace(block, forms=form.recurring(block, blocks)) for block in found.values()]
 
 
-def _compared(text: str, blocks: list[Block]) -> list[Block]:
-    """The blocks of a long text, of which some are brief or ruled. Usual is the size of the blocks with half of it.
-    Where speakers begin most blocks, those without one are brief."""
-    left, usual = sum(block.size for block in blocks) / 2, 0
-    for usual in sorted(block.size for block in blocks):
-        left -= usual
-        if left <= 0:
-            break
-    speaks = [bool(speaker_of(text, block.start, block.end)) for block in blocks]
-    by_speakers = 2 * sum(speaks) > len(blocks) > 2 * MOST_ASKED
-    ruled = [_is_rule(text[block.start : first_line_end(text, block)].strip()) for block in blocks]
-    few, brief = sum(ruled) <= MOST_ASKED, min(BRIEF, usual / 2)
-    found = blocks.copy()
-    for number, block in enumerate(blocks):
-        is_brief = block.is_short and not speaks[number] if by_speakers else block.size <= brief
-        if is_brief or (few and ruled[number]):
-            found[number] = replace(block, is_brief=is_brief, is_ruled=few and ruled[number])
-    return found
-
-
-def _beginning(text: str, blocks: Sequence[Block], *, alone: bool) -> Iterator[Block]:
+def _beginning(text: str, blocks: Sequence[Block], *, alone: bool) -> list[Block]:
     """The speech at the beginning of a long text. alone: only its first block."""
-    first, size, before = blocks[0], 0, blocks[0]
-    if not first.is_short:
-        yield from _edge_of(text, first, at_end=False)
-        return
-    yield first
-    waiting: list[Block] = []
     series = Counter(_without_numbers(text, block) for block in blocks)
-    labelled = sum(_announces(text, block) for block in blocks) <= MOST_ANNOUNCED
+    few = sum(_is_label(text, block.start, first_line_end(text, block)) for block in blocks) <= MAX_LABELS
 
-    def names(block: Block) -> bool:
-        return labelled and series[_without_numbers(text, block)] < SERIES
+    def announces(block: Block) -> bool:
+        is_label = few and _is_label(text, block.start, first_line_end(text, block))
+        return is_label and series[_without_numbers(text, block)] < SERIES
 
-    for block in () if alone else blocks[1:-1]:
+    if not blocks[0].is_short:
+        blocks, alone = pieces_of(text, blocks[0], at_end=False), False
+    taken, waiting, size = [*blocks[:1]], list[Block](), 0
+    in_list = False
+    for before, block in zip(blocks, () if alone else blocks[1:], strict=False):
         size += before.size
-        announces = _announces(text, block) and names(block)
-        if announces and len(waiting) <= ANNOUNCED:
-            yield from waiting
-            waiting = []
-        if block.is_ruled:
-            yield from waiting
-            waiting = []
+        opens = before.asks or announces(before)
+        if in_list and not block.is_list:
+            taken, waiting, opens = [*taken, *waiting], [], True
+        in_list = block.is_list and (in_list or opens)
+        names = announces(block)
+        if names and len(waiting) <= ANNOUNCED:
+            taken, waiting = [*taken, *waiting], []
         if size + block.size > EDGE or not block.is_short:
-            return
+            break
         waiting.append(block)
-        follows = block.asks or announces or (block.is_list and before.asks)
-        follows |= _is_heading(text, before) and names(before)
-        if (follows and len(waiting) <= GAP + 1) or (block.is_brief and len(waiting) == 1):
-            yield from waiting
-            waiting = []
-        before = block
+        plain = sum(not one.is_list for one in waiting)
+        follows = block.asks or names or (opens and "\n" not in text[before.start : before.end] and not before.asks)
+        if (follows and plain <= GAP + 1) or (block.is_brief and len(waiting) == 1):
+            taken, waiting = [*taken, *waiting], []
+        elif plain > ANNOUNCED + 1:
+            break
+    return taken
 
 
-def _ending(text: str, blocks: Sequence[Block], *, alone: bool, found: bool) -> Iterator[Block]:
-    """The speech at the end of a long text, from its last block on backwards. alone: only up to one that asks. found:
-    a question is known."""
-    last, after, size = blocks[-1], blocks[-1], 0
-    if not last.is_short and not last.asks:  # a longer block than SHORT_TEXT does not count as one that asks
-        yield from _edge_of(text, last, at_end=True)
-        return
-    waiting: list[Block] = []
-    asked, chooses, choices = False, False, 0
-    found |= last.is_brief and says_something(text, last.start, last.end)
-    for number, block in enumerate(reversed(blocks[1:] or blocks)):
-        with_choice = chooses  # the options stand after this block, so the question is in it
-        chooses = bool(options_of(text, block.start, block.end))
-        of_choice = (chooses or with_choice) and not (alone and choices >= CHOICES)
-        choices += of_choice
-        if after.goes_on and not block.asks and not of_choice:  # what the paragraph says before its question
-            yield from _last_lines(text, block)
-            return
-        size += block.size
-        ends = alone and asked and not of_choice and not block.is_brief
-        if block is not last and (size > EDGE or not block.is_short or ends):
-            return
-        waiting.append(block)
-        searching = number < SEARCHED
-        brief = block.is_brief and len(waiting) == 1
-        if block is last or (searching and not found) or block.asks or of_choice or brief or block.is_ruled:
-            yield from waiting
-            waiting = []
-        elif len(waiting) > (SEARCHED if searching else GAP):
-            return
-        found, asked, after = found or block.asks, asked or block.asks, block
-
-
-def _last_lines(text: str, block: Block) -> Iterator[Block]:
-    """The last LINES lines of a block; nothing if they are long."""
-    start = block.end
-    for _ in range(LINES):
-        start = max(block.start, text.rfind("\n", block.start, start))
-    if (found := trimmed(text, start, block.end)) is not None and found.size <= SHORT_BLOCK:
-        yield found
-
-
-def _edge_of(text: str, block: Block, *, at_end: bool) -> Iterator[Block]:
-    """Of a long block: the first or last lines if they are short, else its first or last sentences, if they ask or if
-    no full stop ends them."""
-    lines = _lines_of(text, block, at_end=at_end)
-    if len(lines) > 1 and lines[0].size <= SHORT_BLOCK:
-        for line in _edge_lines(text, lines, at_end=at_end):
-            is_request = not line.asks and asks(text, line.start, line.end)
-            yield replace(line, is_piece=True, is_brief=is_request)
-        return
-    first = max(block.start, block.end - SHORT_BLOCK) if at_end else block.start
-    last = block.end if at_end else min(block.end, block.start + SHORT_BLOCK)
-    clause = block.start if at_end else first_clause_end(text, block.start, last)
-    if not can_be_task(text, block.start, clause):
-        clause = block.start
-    ends = [end for end in sentence_ends(text, max(first, clause), last) if end < last]
-    if at_end:
-        borders = [*(ends[-2:] or [max(first, block.end - BRIEF)]), block.end]
+def _ending(text: str, blocks: Sequence[Block], *, alone: bool, asked: bool) -> list[Block]:
+    """The speech at the end of a long text, from its last block on backwards. alone: only up to one that asks. asked: a
+    question is known."""
+    after = blocks[-1]
+    if not after.is_short and not after.asks:  # a longer block than SHORT_TEXT has no sign
+        blocks, alone, asked = pieces_of(text, after, at_end=True), False, True
     else:
-        borders = [block.start, *[clause] * (clause > block.start), *(ends[:2] or [min(last, clause + BRIEF)])]
-    for start, end in pairwise(borders):
-        if (piece := trimmed(text, start, end)) is None:
-            continue
-        at_edge = end == block.end if at_end else start == block.start
-        is_open = end == clause or (at_end and at_edge and start in ends and text[end - 1] not in STOPS)
-        if piece.asks or (is_open and piece.size <= BRIEF) or (at_edge and asks(text, start, end)):
-            yield replace(piece, is_piece=True, is_brief=not piece.asks)
-
-
-def _lines_of(text: str, block: Block, *, at_end: bool) -> list[Block]:
-    """The first or the last EDGE_LINES lines of a block, from its edge on."""
-    found: list[Block] = []
-    place = block.end if at_end else block.start
-    while len(found) < EDGE_LINES and block.start <= place < block.end + at_end:
-        line = text.rfind("\n", block.start, place) if at_end else text.find("\n", place, block.end)
-        edge = (max(line, block.start), place) if at_end else (place, line if line >= 0 else block.end)
-        found += filter(None, [trimmed(text, *edge)])
-        if line < 0:
+        blocks = [*reversed(blocks[1:] or blocks)]
+        asked |= after.is_brief and says_something(text, after.start, after.end)
+    taken, waiting = list[Block](), list[Block]()
+    size = choices = 0
+    ended = chooses = False
+    for number, block in enumerate(blocks):
+        of_choice, chooses = chooses, bool(options_of(text, block.start, block.end))  # the question stands before
+        of_choice = (of_choice or chooses) and not (alone and choices >= MAX_CHOICES)
+        choices += of_choice
+        if number and blocks[number - 1].goes_on and not block.asks and not of_choice:
+            lines = pieces_of(text, block, at_end=True)[:PARAGRAPH_LINES]
+            return [*taken, *(line for line in lines if line.size <= SHORT_BLOCK)]
+        size += block.size
+        ended |= alone and bool(taken) and any(one.asks for one in taken) and not of_choice and not block.is_brief
+        if number and (size > EDGE or not block.is_short or ended):
             break
-        place = line if at_end else line + 1
-    return found
-
-
-def _edge_lines(text: str, lines: Sequence[Block], *, at_end: bool) -> Iterator[Block]:
-    """The lines that are speech: the first, those that ask something with what is between them, and a list under a
-    label. At the end, some are searched for one that asks. lines: by `_lines_of`."""
-    waiting: list[Block] = []
-    found = in_list = False
-    plain = 0  # lines that wait and are no items
-    for number, line in enumerate(lines):
-        in_item = is_item(text, line.start, line.end)
-        if in_list and not in_item:
-            yield from waiting
-            waiting, plain = [], 0
-        if line.size > SHORT_BLOCK:
-            return
-        announces = not at_end and _announces(text, line)
-        in_list = announces or (in_list and in_item)
-        waiting.append(line)
-        plain += not in_item
-        if number == 0 or announces or (line.asks and (at_end or plain <= GAP + 1)):
-            yield from waiting
-            waiting, plain, found = [], 0, found or line.asks
-        elif plain > (ANNOUNCED if not at_end else GAP if found else SEARCHED):
-            return
-
-
-def _questions_in(text: str, block: Block) -> list[Block]:
-    """The sentences of a long block that end with a question mark, at most MOST_ASKED + 1."""
-    found: list[Block] = []
-    place = start = block.start  # of what is searched for the end of a sentence, and of the sentence
-    for mark, end in marks_of(text, block.start, block.end):
-        near = mark - SHORT_BLOCK // 2
-        start = [start, *sentence_ends(text, max(place, near), mark)][-1]
-        place = mark
-        if start >= near:
-            found.append(Block(start, end, size_of(text, start, end), True, is_piece=True))
-            start = end
-        if len(found) > MOST_ASKED:
+        waiting.append(block)
+        plain = sum(not one.is_list for one in waiting)
+        searching = number < SEARCHED and not asked
+        if not number or searching or block.asks or of_choice or (block.is_brief and len(waiting) == 1):
+            taken, waiting = [*taken, *waiting], []
+        elif plain > (SEARCHED if number < SEARCHED or not any(one.asks for one in taken) else GAP):
             break
-    return found
+        asked |= block.asks
+    return taken
 
 
-def _is_heading(text: str, block: Block) -> bool:
-    return _is_label(text, block.start, block.end)
+class Forms:
+    """The forms of a text's own questions: said by a speaker, at the head of a paragraph, in quotation marks."""
 
+    def __init__(self, text: str, ranges: Sequence[CharSpan]) -> None:
+        self._text, self._ranges = text, ranges
+        lines = (match[1] for span in ranges for match in islice(_NAMES.finditer(text[slice(*span)]), MAX_LINES))
+        self._names = Counter(lines)
+        self._counts: Counter[str] | None = None
 
-def _announces(text: str, block: Block) -> bool:
-    """Whether the first line of a block is a label and nothing else."""
-    return _is_label(text, block.start, first_line_end(text, block))
+    def recurring(self, block: Block, blocks: Sequence[Block]) -> frozenset[str]:
+        """The forms of a block that recur in the text. blocks: of the text."""
+        spoken = {"spoken"} if self._names.total() > MAX_ASKING and self._names[self._speaker(block)] > 1 else set()
+        forms = self._of(block)
+        if forms and self._counts is None:
+            self._counts = Counter(form for one in blocks for form in self._of(one))
+        return frozenset(spoken | {form for form in forms if self._counts and self._counts[form] > SERIES})
+
+    def _of(self, block: Block) -> set[str]:
+        text, line = self._text, first_line_end(self._text, block)
+        forms = set[str]()
+        if not has_mark(text, block.start, block.end):
+            return forms
+        if line < block.end and has_mark(text, block.start, line) and not has_mark(text, line, block.end):
+            forms |= {"headed"} if not is_labelled(text, block.start, block.end) else set()
+        if len(_QUOTED.findall(text[block.start : block.end])) == len([*marks_of(text, block.start, block.end)]):
+            forms.add("quoted")
+        return forms
+
+    def _speaker(self, block: Block) -> str:
+        """The name that begins the line in which a block begins; empty without one. Each range begins a line."""
+        begins = max(start for start, _ in self._ranges if start <= block.start)
+        return speaker_of(self._text, max(begins, self._text.rfind("\n", begins, block.start) + 1), block.end)
 
 
 def _is_label(text: str, start: int, end: int) -> bool:
-    """Whether a line only announces what follows it."""
+    """Whether a line only announces what follows it: a heading, a rule, or words before a colon."""
     line = text[start:end]
     title = line.lstrip("#").lstrip(" \t")
-    is_heading = line.startswith(_HEADINGS) and len(title) < LONGEST_HEADING
-    return "\n" not in line and (is_heading or (line.endswith((":", "\uff1a")) and 1 < len(title) <= LONGEST_LABEL))
-
-
-def _is_rule(line: str) -> bool:
-    return len(line) > 2 and line[0] in "-=*_#~+" and line == line[0] * len(line)
+    is_heading = line.startswith(_HEADINGS) and len(title) < HEADING_CHARS
+    is_rule = len(line) > 2 and line[0] in "-=*_#~+" and line == line[0] * len(line)
+    return is_heading or is_rule or (line.endswith((":", "\uff1a")) and 1 < len(title) <= LABEL_CHARS)
 
 
 def speaker_of(text: str, start: int, end: int) -> str:
     """The name that begins a line, with its colon; empty without one."""
-    part = text[start : min(end, start + _LONGEST_SPEAKER)]
-    match = SPEAKER.match(part) if ":" in part or "\uff1a" in part else None
+    part = text[start : min(end, start + SPEAKER_CHARS)]
+    match = _NAME.match(part) if ":" in part or "\uff1a" in part else None
     return match[1] if match else ""
 
 
 def _without_numbers(text: str, block: Block) -> str:
     """The first line of a block, or its beginning, without its digits."""
-    end = min(first_line_end(text, block), block.start + LONGEST_HEADING)
+    end = min(first_line_end(text, block), block.start + HEADING_CHARS)
     return "".join(letter for letter in text[block.start : end] if not letter.isdecimal())

@@ -16,18 +16,10 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 from router.prompt.markers import CharSpan
-from router.prompt.task.blocks import (
-    SHORT_TEXT,
-    Block,
-    asking_part,
-    blocks_of,
-    can_be_task,
-    size_of,
-)
+from router.prompt.task.blocks import SHORT_TEXT, Block, Sign, asking_part, blocks_of, size_of
 from router.prompt.task.edges import speech_of_long
-from router.prompt.task.own_questions import own_questions
 from router.prompt.task.regions import Region, envelope, regions_of
-from router.prompt.task.words import PERSONA, RULES_NAME, TASK_NAME, asks, asks_surely, has_mark, is_labelled
+from router.prompt.task.words import PERSONA, RULES_NAME, TASK_NAME, asks, can_be_task
 
 SHORT_REGION = 1024
 """Regions of one name are material if they have more bytes than this together."""
@@ -93,59 +85,85 @@ def speech_of_turns(text: str, turns: Sequence[Turn], system: Sequence[CharSpan]
 def find_speech(text: str, parts: Sequence[CharSpan], *, raw: bool = False) -> Speech:
     """The speech of one turn. parts: as in Turn. raw: of a raw prompt, of which only what asks is speech: nothing says
     where it addresses the assistant."""
+    if sum(size_of(text, *part) for part in parts) <= SHORT_TEXT:
+        blocks = [block for part in parts for block in blocks_of(text, *part, "around")]
+        spans = [(block.start, block.end) for block in blocks if block.asks] if raw else [*parts]
+        return _speech(text, spans, blocks, _tasks(text, blocks, fallback=not raw))
+    spans, blocks, texts = _sources(text, parts, raw=raw)
+    known = any(block.sign == Sign.MARK for block in blocks)
+    edges = [block for ranges in texts for block in speech_of_long(text, ranges, asked=known)]
+    spans += [(block.start, block.end) for block in edges if block.asks or not raw]
+    return _speech(text, spans, [*blocks, *edges], _tasks(text, _without_own([*blocks, *edges])))
+
+
+def _sources(
+    text: str, parts: Sequence[CharSpan], *, raw: bool
+) -> tuple[list[CharSpan], list[Block], list[list[CharSpan]]]:
+    """The speech of a turn around its long texts, its blocks that can be the task, and the ranges of each text."""
     total = sum(size_of(text, *part) for part in parts)
-    if total <= SHORT_TEXT:
-        blocks = [block for part in parts for block in blocks_of(text, *part)]
-        asked = [(block.start, block.end) for block in blocks if block.asks]
-        return _speech(text, asked if raw else [*parts], [] if raw else blocks, blocks)
     found = [(part, region) for whole in parts for part, region in _divided(text, whole)]
     sizes = Counter[str]()
     for part, region in found:
         sizes[region.name if region else ""] += size_of(text, *part)
     spans: list[CharSpan] = []
-    named: list[Block] = []
+    around: list[CharSpan] = []
+    blocks: list[Block] = []
+    texts: list[list[CharSpan]] = []
     for span, region in found:
-        if region is not None and sizes[region.name] <= _most(region.name):
+        if region is None:
+            is_short = size_of(text, *span) <= SHORT_TEXT or sizes[""] <= AROUND_SHARE * total
+            around, texts = ([*around, span], texts) if is_short else (around, [*texts, [span]])
+        elif sizes[region.name] <= _most(region.name):
             spans.append(span)
             if TASK_NAME.fullmatch(region.name):
-                named += (replace(block, asks=True) for block in blocks_of(text, *region.inner))
-    around: list[CharSpan] = []
-    texts: list[list[CharSpan]] = []
-    size = 0
-    for span, region in found:
-        if region is not None:
-            continue
-        own = size_of(text, *span)
-        if own <= SHORT_TEXT or sizes[""] <= AROUND_SHARE * total:
-            around.append(span)
-            size += own
-        else:
-            texts.append([span])
+                blocks += (_asking(block) for block in blocks_of(text, *region.inner, "tag"))
+    size = sum(size_of(text, *span) for span in around)
     if raw or size > AROUND or size > max(2 * SHORT_TEXT, AROUND_SHARE * total):  # many short texts are one long text
-        texts, around = [*texts, around], []
-    spans += around
-    short = [block for span in around for block in blocks_of(text, *span)]
-    known = any(has_mark(text, block.start, block.end) for block in [*named, *short])
-    edges = [block for ranges in texts for block in speech_of_long(text, ranges, asked=known)]
-    tasks, at_edge = edges, [block for block in edges if block.at_edge]
-    for some in ([block for block in at_edge if not block.is_piece], at_edge):
-        if any(asks_surely(text, block.start, block.end) for block in [*named, *short, *some]):
-            tasks = some  # other questions belong to the text then
+        return spans, blocks, [*texts, around]
+    return [*spans, *around], [*blocks, *(one for span in around for one in blocks_of(text, *span, "around"))], texts
+
+
+def _asking(block: Block) -> Block:
+    return replace(block, sign=max(block.sign, Sign.VERB))
+
+
+def _without_own(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks without the text's own questions at its edges: those of a form that recurs in the text and that the
+    user's question does not have."""
+    last = max(blocks, key=lambda block: block.end, default=None)
+    users = [block for block in blocks if block.is_sure and (block.source != "inside" or block.is_brief)]
+    users += [last] if last is not None and (last.asks or last.is_brief) else []
+    return [block for block in blocks if not any(block.forms - one.forms for one in users if one is not block)]
+
+
+OUTER = ("tag", "around", "edge")
+ROWS = ((OUTER, Sign.LABEL), ((*OUTER, "inside"), Sign.VERB))
+"""Where the task is looked for, in this order: the sources of blocks, and the weakest sign that decides. All blocks of
+the sources that ask something are tasks then."""
+
+
+def _tasks(text: str, blocks: Sequence[Block], *, fallback: bool = True) -> list[Block]:
+    """The blocks that are the task. fallback: where none asks for certain, some others are."""
+    found: list[Block] = []
+    for sources, sign in ROWS:
+        found = [one for one in blocks if one.source in sources and one.asks]
+        if any(one.sign >= sign for one in found):
             break
-    last = max([*named, *short, *edges], key=lambda block: block.end, default=None)
-    odd = [one for one in edges if one.is_brief and not one.at_edge and asks_surely(text, one.start, one.end)]
-    if odd and not known:  # what asks at the edges may be the text's own, such as its first and last entry of many
-        sure = {one for one in at_edge if asks_surely(text, one.start, one.end)}
-        if sure <= {*own_questions(text, parts, at_edge, odd[-1])}:
-            tasks, last = odd, odd[-1]
-    if last is not None and (last.asks or last.is_brief):
-        said = own_questions(text, parts, tasks, last)
-        tasks = [one for one in tasks if one not in said]
-        if asks_surely(text, last.start, last.end):
-            tasks = [one for one in tasks if one is last or one.size <= SHORT_QUESTION]
-    spans += [(block.start, block.end) for block in edges if block.asks or not raw]
-    brief = [block for block in edges if block.is_brief]
-    return _speech(text, spans, named or [*short, *brief], [*named, *short, *tasks])
+    end = max((one.end for one in blocks), default=0)
+    last = max(found, key=lambda block: block.end, default=None)
+    if last is not None and last.is_sure:  # other questions at the edges belong to the text, unless they are short
+        found = [one for one in found if one is last or one.source != "edge" or one.size <= SHORT_QUESTION]
+    if fallback and not any(_is_certain(one, end) for one in found):
+        plain = [one for one in blocks if one.source != "edge" or one.is_brief]
+        plain = [one for one in plain if can_be_task(text, one.start, one.end)]
+        brief = [one for one in plain if one.is_brief and (not one.is_piece or asks(text, one.start, one.end))]
+        found += brief if found else [*plain[:1], *plain[1:][-2:]]
+    return found
+
+
+def _is_certain(task: Block, end: int) -> bool:
+    """Whether a task cannot be a part of a long text. end: of all blocks."""
+    return task.source != "edge" or task.sign == Sign.MARK or (task.sign == Sign.LABEL and task.end == end)
 
 
 def _divided(text: str, part: CharSpan) -> list[tuple[CharSpan, Region | None]]:
@@ -177,26 +195,14 @@ def _most(name: str) -> int:
     return LONG_TASK if TASK_NAME.fullmatch(name) or RULES_NAME.fullmatch(name) else SHORT_REGION
 
 
-def _speech(text: str, spans: list[CharSpan], preferred: Sequence[Block], blocks: Sequence[Block]) -> Speech:
-    """blocks: of all speech, in any order. preferred: those among which a task is looked for that asks nothing. Of the
-    edges of a long text, those that are brief: others may belong to it."""
-    tasks = [block for block in blocks if block.asks]
-    found = bool(tasks)
-    last = max((block.end for block in blocks), default=0)
-    sure = any(
-        not block.at_edge
-        or has_mark(text, block.start, block.end)
-        or (block.end == last and is_labelled(text, block.start, block.end))
-        for block in tasks
-    )
-    if not sure:
-        saying = [block for block in preferred if can_be_task(text, block.start, block.end)]
-        few = [one for one in saying if one.is_brief and (not one.is_piece or asks(text, one.start, one.end))]
-        tasks += few if tasks else [*saying[:1], *saying[1:][-2:]]
+def _speech(text: str, spans: list[CharSpan], blocks: Sequence[Block], tasks: Sequence[Block]) -> Speech:
+    end = max((block.end for block in blocks), default=0)
     apart = merged([asking_part(text, block) for block in tasks], gap=0)
     whole = merged(spans)
-    blank = [(end, start) for (_, end), (start, _) in pairwise(whole) if not text[end:start].strip()]
-    return Speech(merged([*whole, *blank]), _at_most(apart), found, sure)
+    blank = [(last, start) for (_, last), (start, _) in pairwise(whole) if not text[last:start].strip()]
+    asks_something = any(block.asks for block in tasks)
+    certain = any(block.asks and _is_certain(block, end) for block in tasks)
+    return Speech(merged([*whole, *blank]), _at_most(apart), asks_something, certain)
 
 
 def _at_most(tasks: list[CharSpan]) -> list[CharSpan]:

@@ -83,6 +83,10 @@ _EARLIER = re2.compile(
 _ENDS = re2.compile(r"(?:か|ください|십시오|세요|吗|呢)[。.!！\s]{0,4}$")
 _FIRST, _LAST = 96, 16
 """So many characters are searched for a label, and for the end of a request."""
+FEW_LETTERS = 20
+"""A block with fewer letters that has no question mark is no task: "Answer:", "Thanks!", "Continue.". A letter outside
+of ASCII counts twice, because a word has fewer of them in many scripts."""
+_OPTION = re2.compile(r"(?m)^[ \t]*[(\[]?([A-Ja-j])[.):\]][ \t]+\S[^\n]*\n?")
 
 
 def has_mark(text: str, start: int, end: int) -> bool:
@@ -117,3 +121,39 @@ def asks(text: str, start: int, end: int) -> bool:
         return True
     tail = text[max(start, end - _LAST) : end]
     return not tail.isascii() and bool(_ENDS.search(tail))
+
+
+def says_something(text: str, start: int, end: int) -> bool:
+    """Whether a text has letters for a task."""
+    left = FEW_LETTERS
+    for letter in text[start:end]:
+        left -= letter.isalnum() * (1 if letter.isascii() else 2)
+        if left <= 0:
+            return True
+    return False
+
+
+def can_be_task(text: str, start: int, end: int) -> bool:
+    """Whether a text that is no task by itself can be one where there is no other."""
+    return says_something(text, start, end) or (asks(text, start, end) and not belongs_to_earlier(text, start, end))
+
+
+def options_of(text: str, start: int = 0, end: int | None = None) -> list[CharSpan]:
+    """The lines with the options A, B, C of a question of choice, in order; none if there are fewer than two, or if the
+    letters do not follow each other."""
+    found: list[CharSpan] = []
+    for match in _OPTION.finditer(text[start:end]):
+        if ord(match[1].lower()) - ord("a") == len(found):
+            found.append((start + match.start(), start + match.end()))
+    return found if len(found) > 1 else []
+
+
+def without_options(text: str) -> str:
+    """The text without the lines of its options: what they say is no task. A text that asks nothing else keeps them:
+    "Do this:", with a list of tasks."""
+    parts, place = [], 0
+    for start, end in options_of(text):
+        parts.append(text[place:start])
+        place = end
+    rest = "".join([*parts, text[place:]])
+    return rest if has_mark(rest, 0, len(rest)) else text

@@ -3,7 +3,7 @@
 import pytest
 
 from router.decision.guard import needs_whole_text
-from router.prompt.task.options import options_of, without_options
+from router.prompt.task.words import options_of, without_options
 from tests.unit.router.prompt.task.test_speech import speech_of
 
 OPTIONS = ("To count all the sheep.", "To translate the letter into French.", "To summarise the book.", "Nothing.")

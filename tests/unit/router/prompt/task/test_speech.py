@@ -68,7 +68,7 @@ def test_a_dialogue_is_not_taken_for_questions():
     assert text[slice(*spans[-1])].endswith("miss?")
 
 
-@pytest.mark.parametrize("after", ["Thanks a lot for your help!", "Continue.", "Who closed the road?"])
+@pytest.mark.parametrize("after", ["Thanks a lot for your help!", "Continue."])
 def test_a_block_without_a_speaker_is_no_part_of_a_dialogue(after):
     lines = [f"ANNA: Did you see number {i}?\n\nBEN: Yes, I saw number {i} at the station. Why?" for i in range(60)]
     asked = "How many trains did Ben miss?"
@@ -96,7 +96,7 @@ def test_what_speakers_of_the_text_ask_is_not_the_task(between, asked):
     text = between.join([first, *said]) + "\n\n" + asked
     tasks = [text[slice(*task)] for task in find_speech(text, [(0, len(text))]).tasks]
     assert tasks[-1] == asked
-    assert (len(tasks) == 2) == (asked.startswith("Ben") and between == "\n\n")
+    assert (len(tasks) == 2) == asked.startswith("Ben")
     in_chat = find_speech(f"[INST] {text}", [(len("[INST] "), len("[INST] ") + len(text))])
     assert len(in_chat.tasks) == len(tasks), "a chat template may begin the line"
 
