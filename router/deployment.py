@@ -69,22 +69,22 @@ class RouterDeployment:
         check_version("ray")
         call_directly()
         log_through_serve()
-        self._settings = own = settings
+        self._settings = settings
         self._traced = start_traces(traces)
-        self._meter, self._states = ProcessMeter(), PoolStates(own.pool_down_after_s)
+        self._meter, self._states = ProcessMeter(), PoolStates(settings.pool_down_after_s)
         self._intake = IntakeLock()
-        self._pools = ServePools(speculator, target, own.admission_timeout_s, self._states, prefill, self._intake)
-        self._admission = Admission(self._meter, max_wait_s=own.max_wait_s)
+        self._pools = ServePools(speculator, target, settings.admission_timeout_s, self._states, prefill, self._intake)
+        self._admission = Admission(self._meter, max_wait_s=settings.max_wait_s)
         self._dispatcher = Dispatcher(
             self._pools,
             PrefillOptions(
                 **selection.model_dump(),
-                enabled=own.speculative_prefill,
-                min_prompt_tokens=own.min_prompt_tokens,
-                catch_up=own.catch_up,
+                enabled=settings.speculative_prefill,
+                min_prompt_tokens=settings.min_prompt_tokens,
+                catch_up=settings.catch_up,
             ),
             SpeculationOptions(**decode.model_dump()),
-            own,
+            settings,
             self._meter,
             self._admission,
         )

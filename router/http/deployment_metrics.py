@@ -1,8 +1,7 @@
 """`GET /metrics`: vLLM's and Skim's metrics of the whole deployment, whichever router is asked.
 
-Each replica tells its own (`actors.observability.exposition`). One gauge is made of those of all replicas: their sum,
-the mean of a share, or the one value of what is the same everywhere. Counters and histograms keep a series for each
-replica.
+One gauge is made of those of all replicas: their sum, the mean of a share, or the one value of what is the same
+everywhere. Counters and histograms keep a series for each replica.
 """
 
 import asyncio
@@ -47,20 +46,21 @@ class DeploymentMetrics:
         return await asyncio.shield(self._answer)
 
     async def _collect(self) -> str:
-        told = await self._ask()
-        return await asyncio.to_thread(lambda: merged_metrics(told) + exposed(_own_process()))
+        replicas = await self._ask()
+        # What prometheus_client tells of this router's process, as in stock vLLM.
+        own = [family for family in REGISTRY.collect() if family.name.startswith(("python_", "process_"))]
+        return await asyncio.to_thread(lambda: merged_metrics(replicas) + exposed(own))
 
 
-def merged_metrics(told: Iterable[Exposition]) -> str:
+def merged_metrics(expositions: Iterable[Exposition]) -> str:
     """The metrics of all replicas in Prometheus' text format."""
-    replicas = {one.replica: one for one in told}.values()
     counts: defaultdict[str, list[str]] = defaultdict(list)
     gauges: dict[str, Metric] = {}
     values: defaultdict[str, defaultdict[Labels, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for one in replicas:
-        for header, lines in one.counts.items():
+    for replica in {one.replica: one for one in expositions}.values():
+        for header, lines in replica.counts.items():
             counts[header].append(lines)
-        for name, text, labels, value in one.gauges:
+        for name, text, labels, value in replica.gauges:
             gauges.setdefault(name, Metric(name, text, "gauge"))
             values[name][labels].append(value)
     for name, gauge in gauges.items():
@@ -76,8 +76,3 @@ def _merge(name: str) -> Merge:
     if name.endswith("_perc"):
         return "mean"
     return "max" if name.endswith(("_info", "_state")) else "sum"
-
-
-def _own_process() -> list[Metric]:
-    """What prometheus_client tells of this router's process, as in stock vLLM."""
-    return [family for family in REGISTRY.collect() if family.name.startswith(("python_", "process_"))]

@@ -167,7 +167,7 @@ class SkimMiddleware:
             echo=bool(fields.get("echo")),
             beam_search=bool(fields.get("use_beam_search")),
             keep_fields=read.keep_fields,
-            edits=read_edits(fields.get(FIELD), len(read.body)),
+            edits=read_edits(fields[FIELD], len(read.body)) if FIELD in fields else (),
             render_only=scope["path"].endswith("/render"),
             later_requests=read_later_requests(headers),
             has_tools=bool(fields.get("tools")),

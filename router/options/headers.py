@@ -28,9 +28,9 @@ def read_deadline(headers: Mapping[str, str], default_s: float | None, arrived: 
 
     arrived: seconds of the event loop's clock. Raises InvalidOptionError.
     """
-    own = _within(headers, TIMEOUT, 1, LONGEST_MS, " of milliseconds")
+    client = _within(headers, TIMEOUT, 1, LONGEST_MS, " of milliseconds")
     proxy = _within(headers, PROXY_TIMEOUT, 0, LONGEST_MS, " of milliseconds")
-    limits = [own if own is not None else default_s and 1e3 * default_s, proxy]
+    limits = [client if client is not None else default_s and 1e3 * default_s, proxy]
     return Deadline.after(min((limit for limit in limits if limit), default=None), arrived)
 
 

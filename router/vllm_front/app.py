@@ -152,9 +152,14 @@ def _problem_of(error: Exception) -> str:
 
 def front_config(model: ServedModel) -> tuple[argparse.Namespace, VllmConfig]:
     """vLLM's arguments and configuration of the front, as `vllm serve` makes them. Raises SkimError."""
-    own = {"model": model.folder, "served_model_name": list(model.names), "max_model_len": model.max_len}
-    own["language_model_only"] = True  # the pools get token ids, so vLLM shall refuse images, audio and video
-    args = flags.arguments({**model.options, **own})
+    options = {
+        **model.options,
+        "model": model.folder,
+        "served_model_name": list(model.names),
+        "max_model_len": model.max_len,
+        "language_model_only": True,  # the pools get token ids, so vLLM shall refuse images, audio and video
+    }
+    args = flags.arguments(options)
     try:
         return args, AsyncEngineArgs.from_cli_args(args).create_engine_config()
     except Exception as error:  # pydantic, transformers and vLLM raise many types here

@@ -22,11 +22,11 @@ from vllm.exceptions import VLLMValidationError
 from router.options.errors import HttpError
 from router.options.request import clipped
 
-MOST_ERRORS = 8
+MAX_ERRORS = 8
 """Errors in one sentence. A union has one or more for each of its branches."""
-MOST_CHARS = 400
+MAX_ERROR_CHARS = 400
 """Of one error's text. Some quote what the client sent."""
-MOST_MESSAGE_CHARS = 1000
+MAX_MESSAGE_CHARS = 1000
 """Of a sentence of vLLM's, which may quote a whole field, such as the model's name."""
 
 _MANY = frozenset({"list", "tuple", "set", "frozenset", "dict"})
@@ -51,7 +51,7 @@ def bound_messages() -> None:
     """
 
     def sanitized(message: str) -> str:
-        return sanitize_message(_cut(message, MOST_MESSAGE_CHARS))
+        return sanitize_message(_cut(message, MAX_MESSAGE_CHARS))
 
     for module in list(sys.modules.values()):
         if module.__name__.startswith("vllm.") and vars(module).get("sanitize_message") is sanitize_message:
@@ -88,11 +88,11 @@ async def answer_invalid(request: Request, error: RequestValidationError | Valid
 
 
 def client_sentence(errors: Iterable[Any]) -> str:
-    """The first `MOST_ERRORS` errors of pydantic or FastAPI, each once, without the values."""
-    told = list(dict.fromkeys(map(_text_of, errors)))
-    more = [f"and {len(told) - MOST_ERRORS} more"] if len(told) > MOST_ERRORS else []
-    label = "1 validation error" if len(told) == 1 else f"{len(told)} validation errors"
-    return f"{label}: {'; '.join([*told[:MOST_ERRORS], *more])}"
+    """The first `MAX_ERRORS` errors of pydantic or FastAPI, each once, without the values."""
+    texts = list(dict.fromkeys(map(_text_of, errors)))
+    more = [f"and {len(texts) - MAX_ERRORS} more"] if len(texts) > MAX_ERRORS else []
+    label = "1 validation error" if len(texts) == 1 else f"{len(texts)} validation errors"
+    return f"{label}: {'; '.join([*texts[:MAX_ERRORS], *more])}"
 
 
 def _text_of(error: Any) -> str:
@@ -104,17 +104,17 @@ def _text_of(error: Any) -> str:
 
 
 def _param_of(errors: Iterable[Any]) -> str | None:
-    found = [error for error in errors if isinstance(error, dict)]
-    for error in found:
+    described = [error for error in errors if isinstance(error, dict)]
+    for error in described:
         cause = error.get("ctx", {}).get("error")
         if isinstance(cause, VLLMValidationError):
             return cause.parameter
-    return _place_of(found[0]) if found else None
+    return _place_of(described[0]) if described else None
 
 
 def _place_of(error: dict[str, Any]) -> str:
     return clean_loc_for_param(tuple(clipped(str(part)) for part in error["loc"]))
 
 
-def _cut(text: str, most: int = MOST_CHARS) -> str:
+def _cut(text: str, most: int = MAX_ERROR_CHARS) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."

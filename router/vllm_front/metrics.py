@@ -68,5 +68,4 @@ class FrontMetrics(ClientMetrics):
         front = [family for family in families if not family.name.startswith(VLLM)]
         # Beside them, vLLM's parsers of tool calls count in the process's own registry.
         parsers = [family for family in REGISTRY.collect() if family.name.startswith(VLLM)]
-        own = [*named(families, OF_CLIENTS | QUEUES), *front, *parsers, *PROCESS.collect()]
-        return expose(own, self._model_name)
+        return expose([*named(families, OF_CLIENTS | QUEUES), *front, *parsers, *PROCESS.collect()], self._model_name)

@@ -79,9 +79,9 @@ def check_front(
     info = inspect_model(model, engine="vllm", max_model_len=limit, overrides=overrides)
     folder = local_folder(model, weights=False)
     served = ServedModel(folder, root, tuple(names), info.max_model_len, front_options)
-    own, no_pools = RouterConfig.model_validate(settings), cast(Any, None)
-    dispatcher = Dispatcher(no_pools, PrefillOptions(), SpeculationOptions(), own, _NoMeter())
-    asyncio.run(build_openai_app(dispatcher, served, own))
+    config, no_pools = RouterConfig.model_validate(settings), cast(Any, None)
+    dispatcher = Dispatcher(no_pools, PrefillOptions(), SpeculationOptions(), config, _NoMeter())
+    asyncio.run(build_openai_app(dispatcher, served, config))
 
 
 QUESTIONS: Mapping[str, Callable[..., Any]] = {"read_flags": read_flags, "check_front": check_front}
@@ -95,10 +95,10 @@ def main() -> None:
     os.dup2(2, 1)  # plugins may print
     import_module("router.vllm_front.flags")  # before the first question, while the caller does other work
     for line in sys.stdin:
-        asked = json.loads(line)
-        os.chdir(asked.pop("folder"))
+        arguments = json.loads(line)
+        os.chdir(arguments.pop("folder"))
         try:
-            answer: dict[str, Any] = {"answer": QUESTIONS[asked.pop("question")](**asked)}
+            answer: dict[str, Any] = {"answer": QUESTIONS[arguments.pop("question")](**arguments)}
         except SkimError as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), file=answers, flush=True)

@@ -75,7 +75,7 @@ class ChatRecorder:
         """control_tokens: handles those in the texts of messages; None leaves them."""
         self._renderer, self._control_tokens = renderer, control_tokens
         self._plain_chat, self._plain_completions = renderer.render_chat_async, renderer.render_cmpl_async
-        self._plain_tokenize, self._known_tokens = renderer._tokenize_prompt_async, KnownTokens.of(renderer.tokenizer)
+        self._plain_tokenize, self._token_cache = renderer._tokenize_prompt_async, KnownTokens.of(renderer.tokenizer)
         self._frames: LRUCache[str, Frame | None] = LRUCache(FRAMES)
         renderer.render_chat_async, renderer.render_cmpl_async = self.render_chat, self.render_completions
         renderer._tokenize_prompt_async = self.tokenize_prompt
@@ -86,12 +86,12 @@ class ChatRecorder:
         Only of prompts whose offsets are asked for and that get no tokens around them. The others go vLLM's own way; so
         do those that are too long, and what is only rendered: it is shown to the client in vLLM's own types.
         """
-        call, known, wanted = CURRENT.get(), self._known_tokens, params.get_encode_kwargs()
+        call, cache, wanted = CURRENT.get(), self._token_cache, params.get_encode_kwargs()
         is_shown = call is None or call.request.render_only
         plain = is_shown or wanted["add_special_tokens"] or not self._renderer._wants_offsets(prompt, params)
-        if call is not None and known is not None and not plain:
+        if call is not None and cache is not None and not plain:
             text = prompt["prompt"]
-            ids, offsets = await apart(len(text), known.tokenize, text, call.request.salt(call.sent_salt))
+            ids, offsets = await apart(len(text), cache.tokenize, text, call.request.salt(call.sent_salt))
             if not (wanted["truncation"] and ids.size > wanted["max_length"]):
                 # A list of pairs would cost as much to make and to read again as all the rest of this.
                 return {"prompt_token_ids": ids.tolist(), "prompt_token_offsets": offsets.astype(np.int64), **prompt}
@@ -205,5 +205,5 @@ class ChatRecorder:
         with refusing(call):
             if isinstance(offsets, np.ndarray):
                 offsets = [(start, end) for start, end in offsets.tolist()]
-            found = await apart(len(text), self._control_tokens.as_text, text, ids, offsets, call.chats[text])
-            prompt["prompt_token_ids"], prompt["prompt_token_offsets"] = found
+            plain = await apart(len(text), self._control_tokens.as_text, text, ids, offsets, call.chats[text])
+            prompt["prompt_token_ids"], prompt["prompt_token_offsets"] = plain

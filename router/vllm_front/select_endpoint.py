@@ -109,9 +109,9 @@ class SelectBody(BaseModel, extra="allow", strict=True):
             names, what = [DECODE.name], "this endpoint"
         if names:
             raise InvalidOptionError(f"{names[0]} has no effect on {what}; leave it out", names[0])
-        own: dict[str, Any] = {"enabled": ALWAYS, "min_prompt_tokens": 1, "lossy": "allow", "reuse": "off"}
+        fixed: dict[str, Any] = {"enabled": ALWAYS, "min_prompt_tokens": 1, "lossy": "allow", "reuse": "off"}
         if self.messages is None and "protect_last" not in options.model_fields_set:
-            own["protect_last"] = 1  # the prompt ends with the question, which is kept
+            fixed["protect_last"] = 1  # the prompt ends with the question, which is kept
         if self.messages is not None:
             marked, keeps = messages_with_keeps(self.messages)
             chats = iter([marked])
@@ -122,7 +122,7 @@ class SelectBody(BaseModel, extra="allow", strict=True):
             last = {"type": "text", "text": keeps.marks.around(1, question)}
             parts = ({"type": "text", "text": keeps.marks.around(0, text)} for text in texts)
             chats = ([{"role": "user", "content": [part, last]}] for part in parts)
-        return replace(request, options=options.model_copy(update=own), keep_fields=keeps), chats
+        return replace(request, options=options.model_copy(update=fixed), keep_fields=keeps), chats
 
     def texts_of(self, index: int, chat: ChatContents) -> list[tuple[dict[str, int], str]]:
         """The client's texts that are contents of a chat, in their order, with what names them in the answer. index: of
@@ -242,11 +242,11 @@ def _placed(body: SelectBody, index: int, prompt: Any, chat: ChatContents | None
         raise InvalidRequestError("the places of texts in this model's prompts are not known: it cannot be asked here")
     ranges = char_ranges(offsets)
     sent = [
-        (where, own, content.spans[-1])
-        for (where, own), content in zip(body.texts_of(index, chat), chat.contents, strict=False)
+        (where, part, content.spans[-1])
+        for (where, part), content in zip(body.texts_of(index, chat), chat.contents, strict=False)
         if content.spans
     ]
-    placed = placed_texts([own for _, own, _ in sent], text, [span for *_, span in sent], ranges)
+    placed = placed_texts([part for _, part, _ in sent], text, [span for *_, span in sent], ranges)
     texts = [(where, one) for (where, *_), one in zip(sent, placed, strict=True)]
     if body.messages is None:
         if not all(content.spans for content in chat.contents):

@@ -278,7 +278,7 @@ def test_sentences_of_vllm(monkeypatch):
     monkeypatch.setattr(error_response, "sanitize_message", body_errors.sanitize_message)
     body_errors.bound_messages()
     assert not grows(error_response.sanitize_message, repeated("/a"))
-    assert len(error_response.sanitize_message("x" * 5000)) == body_errors.MOST_MESSAGE_CHARS
+    assert len(error_response.sanitize_message("x" * 5000)) == body_errors.MAX_MESSAGE_CHARS
     assert error_response.sanitize_message("a short one") == "a short one"
 
 

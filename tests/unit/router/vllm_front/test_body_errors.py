@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 
 from router.options.request import PrefillOptions
-from router.vllm_front.body_errors import MOST_CHARS, MOST_ERRORS, client_sentence, fail_fast
+from router.vllm_front.body_errors import MAX_ERROR_CHARS, MAX_ERRORS, client_sentence, fail_fast
 from tests.unit.router.bodies import SCHEMAS, minimal_body
 
 FEW, MANY = 20, 500
@@ -98,7 +98,7 @@ async def test_the_text_is_one_line_that_does_not_grow(client, kind):
     assert "\n" not in many
     assert "http" not in many
     assert re.sub(r"\d+", "n", few) == re.sub(r"\d+", "n", many)
-    assert len(many) < (MOST_ERRORS + 1) * MOST_CHARS
+    assert len(many) < (MAX_ERRORS + 1) * MAX_ERROR_CHARS
 
 
 @pytest.mark.asyncio(loop_scope="session")
@@ -155,4 +155,4 @@ def test_the_sentence_of_many_errors_ends_with_their_number():
     assert text.startswith("20 validation errors: body.a0: Field required (missing); body.a1")
     assert text.endswith("; and 12 more")
     assert client_sentence(errors[:1] * 3) == "1 validation error: body.a0: Field required (missing)"
-    assert len(client_sentence([{**errors[0], "msg": "x" * 10**6}])) < 2 * MOST_CHARS
+    assert len(client_sentence([{**errors[0], "msg": "x" * 10**6}])) < 2 * MAX_ERROR_CHARS
