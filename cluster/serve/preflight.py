@@ -108,17 +108,16 @@ def with_pinned_models(config: DeploymentConfig, on_unknown: PrintLine | None = 
     on_unknown: called with a line per model whose commit cannot be looked up here, and whose name stays; None raises
     ModelError.
     """
-    pools, unknown = dict(config.pools), dict[str, ModelError]()
-    for name, pool in pools.items():
+    names: dict[str, str] = {}
+    for model in dict.fromkeys(pool.model for pool in config.pools.values()):
         try:
-            pools[name] = pool.model_copy(update={"model": pinned(pool.model)})
+            names[model] = pinned(model)
         except ModelError as error:
             if on_unknown is None:
                 raise
-            unknown[pool.model] = error
-    if on_unknown is not None:
-        for reason in unknown.values():
-            on_unknown(f"Not pinned to a commit, so each replica takes the newest files when it starts: {reason}")
+            names[model] = model
+            on_unknown(f"Not pinned to a commit, so each replica takes the newest files when it starts: {error}")
+    pools = {name: pool.model_copy(update={"model": names[pool.model]}) for name, pool in config.pools.items()}
     return config.with_pools(pools)
 
 
