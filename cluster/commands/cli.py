@@ -202,7 +202,7 @@ def serve(
 
     begin_check(deployment)  # it runs beside these imports
     from cluster.serve.deployment import deployed
-    from cluster.serve.status import Changes, RayGoneError, watch
+    from cluster.serve.status import RayGoneError, watch
 
     progress.print(f"Starting [bold]{deployment.served_model_name}[/]: {', '.join(deployment.pools)}, router")
     try:
@@ -212,7 +212,7 @@ def serve(
                 # Only now: starting Ray installs handlers of its own.
                 signal.signal(number, lambda *_: stop.set())
             _announce(url, deployment, " (Ctrl-C stops it)")
-            watch(stop, Changes(lambda line: progress.print(f"  {line}", markup=False, soft_wrap=True)))
+            watch(stop, lambda line: progress.print(f"  {line}", markup=False, soft_wrap=True))
             progress.print("Stopping: running answers are finished first")
     except RayGoneError as error:
         _print_error(error)

@@ -3,8 +3,8 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from queue import Empty, Queue
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -77,22 +77,16 @@ def call_with_timeout(call: Callable[[], T], timeout_s: float) -> T:
 
     Ray's own calls wait for a dead head without a limit.
     """
-    results: Queue[tuple[T | None, Exception | None]] = Queue()
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.put((call(), None))
+            future.set_result(call())
         except Exception as error:
-            results.put((None, error))
+            future.set_exception(error)
 
     Thread(target=run, daemon=True).start()
-    try:
-        result, error = results.get(timeout=timeout_s)
-    except Empty:
-        raise TimeoutError from None
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]  # None only where T is
+    return future.result(timeout_s)
 
 
 def ray_answers() -> bool:

@@ -5,7 +5,7 @@
 
 import re  # noqa: TID251  messages of engines and of Serve
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Event
 from typing import NamedTuple
 
@@ -146,32 +146,9 @@ def failure_reason(messages: list[str]) -> str:
     return messages[-1].strip().splitlines()[-1] if messages[-1].strip() else "Ray Serve gave no reason; see its logs"
 
 
-class Changes:
-    """Turns looks at the parts into lines, one for each change."""
-
-    def __init__(self, print_line: Callable[[str], None]) -> None:
-        self._print_line = print_line
-        self._down: dict[str, str] = {}
-
-    def look(self, parts: Sequence[PartStatus]) -> None:
-        """Say what changed since the last look."""
-        for part in parts:
-            if part.reason and self._down.get(part.name) != part.reason:
-                self._print_line(part.line)
-        down = {part.name: part.reason for part in parts if part.reason}
-        for name in self._down.keys() - down:
-            self._print_line(f"{name} is back")
-        self._down = down
-
-    def lost(self, reason: str) -> None:
-        """Say once that Serve itself does not answer."""
-        if "Serve" not in self._down:
-            self._print_line(f"Serve: {reason}")
-        self._down.setdefault("Serve", reason)
-
-
-def watch(stop: Event, changes: Changes, period_s: float = PERIOD_S) -> None:
-    """Until `stop` is set, every `period_s` seconds. Raises RayGoneError if Ray has ended."""
+def watch(stop: Event, print_line: Callable[[str], None], period_s: float = PERIOD_S) -> None:
+    """Print a line for each change, until `stop` is set. Raises RayGoneError if Ray has ended."""
+    down: dict[str, str] = {}
     silent_s = 0.0
     while not stop.wait(period_s):
         if dead := dead_ray_process():
@@ -185,8 +162,15 @@ def watch(stop: Event, changes: Changes, period_s: float = PERIOD_S) -> None:
                 raise RayGoneError(
                     "the Ray cluster does not answer any more: start it and `skim serve` again"
                 ) from None
-            changes.lost("its controller does not answer; Ray restarts it")
+            if "Serve" not in down:
+                down["Serve"] = "its controller does not answer; Ray restarts it"
+                print_line(f"Serve: {down['Serve']}")
             continue
         if parts is None:
             raise RayGoneError("the deployment has been deleted from its Ray cluster")
-        changes.look(parts)
+        for part in parts:
+            if part.reason and down.get(part.name) != part.reason:
+                print_line(part.line)
+        before, down = down, {part.name: part.reason for part in parts if part.reason}
+        for name in before.keys() - down:
+            print_line(f"{name} is back")

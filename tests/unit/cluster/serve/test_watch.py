@@ -36,7 +36,7 @@ def looks(monkeypatch):
             return result
 
         monkeypatch.setattr(watch, "current_parts", look)
-        watch.watch(stop, watch.Changes(said.append), 0.001)
+        watch.watch(stop, said.append, 0.001)
         return said
 
     return run
