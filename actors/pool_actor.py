@@ -3,10 +3,9 @@
 import asyncio
 import logging
 import math
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from prometheus_client import Metric
 from pydantic import BaseModel, ConfigDict, Field
@@ -47,51 +46,52 @@ class PoolSettings(BaseModel):
     traces: Mapping[str, Any] | None = None
 
 
-class PoolActor(ABC):
+class PoolActor:
     """The base of both actors. Their `__init__` is a coroutine, which Serve awaits."""
+
+    pool: ClassVar[str]
+    """The part of the names of its metrics."""
 
     _engine: Engine
     _failed_probe: int | None = None
 
-    def _prepare(self, settings: PoolSettings) -> None:
-        """Begin to log and to trace. Raises SkimError for another version of Ray."""
+    @asynccontextmanager
+    async def _start(
+        self, deployment: str, settings: PoolSettings, group: PlacementGroup | None = None
+    ) -> AsyncIterator[None]:
+        """Create the engine in this context. It begins late after failed starts with these settings; then the engine is
+        watched. Raises SkimError for another version of Ray.
+        """
         check_version("ray")
         call_directly()
         log_through_serve()
         self._traced = start_traces(settings.traces)
-
-    @asynccontextmanager
-    async def _start(self, pool: str, own: PoolSettings) -> AsyncIterator[None]:
-        """While the engine is created. Paused after failed starts of this pool with these settings."""
-        what = (own.engine, own.model, own.tensor_parallel, own.options)
-        async with retried_start(pool, *what, limit_s=own.start_timeout_s):
+        what = (settings.engine, settings.model, settings.tensor_parallel, settings.options)
+        async with retried_start(deployment, *what, limit_s=settings.start_timeout_s):
             with gc_frozen(), kept_log_file():
                 yield
+        self._watch = EngineWatch(self._engine, deployment, group, hung_after_s=settings.hung_after_s)
 
-    async def _probe(self, own: PoolSettings, find_failure: Callable[[], Awaitable[str | None]]) -> None:
+    async def _probe(self, settings: PoolSettings, find_failure: Callable[[], Awaitable[str | None]]) -> None:
         """Let the engine that has just started find out whether it can be trusted (docs/scaling.md). Only vLLM's has
         hooks that may be broken.
 
         find_failure: returns why it cannot, in one sentence, or None. Raises SkimError.
         """
-        if own.start_probe == "off" or own.engine != "vllm":
+        if settings.start_probe == "off" or settings.engine != "vllm":
             return
         failure = await find_failure()
         self._failed_probe = int(failure is not None)
         if failure is None:
             return
-        if own.start_probe == "refuse":
+        if settings.start_probe == "refuse":
             raise SkimError(f"the start probe has failed: {failure}")
         logger.error("the start probe has failed, so all prompts run dense: %s", failure)
         await note_failed_probe(failure)
 
-    def _started(self, pool: str, own: PoolSettings, group: PlacementGroup | None = None) -> None:
-        """The engine runs: watch it."""
-        self._pool = pool
-        self._watch = EngineWatch(self._engine, pool, group, hung_after_s=own.hung_after_s)
-
-    @abstractmethod
-    async def stats(self) -> dict[str, Any]: ...
+    async def stats(self) -> dict[str, Any]:
+        """Counts of requests, of speculative decoding and of what else the engine counts."""
+        return await self._engine.stats()
 
     def engine_metrics(self) -> Iterable[Metric]:
         """What the engine records itself and the endpoint shows."""
@@ -100,7 +100,7 @@ class PoolActor(ABC):
     async def metrics(self, model_name: str) -> Exposition:
         """The metrics of this replica, for the endpoint's `/metrics`. model_name: as clients know the model."""
         probe = {} if self._failed_probe is None else {"failed_probe": self._failed_probe}
-        counts = pool_families(self._pool, {**await self.stats(), **probe})
+        counts = pool_families(self.pool, {**await self.stats(), **probe})
         # In a thread: the text of an engine's metrics takes some 10 ms.
         return await asyncio.to_thread(lambda: expose([*self.engine_metrics(), *counts], model_name))
 

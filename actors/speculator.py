@@ -27,6 +27,7 @@ from speculator_service.translation import translated, translation_for
 class SpeculatorActor(PoolActor):
     """One replica: an engine, the selection service and the draft server."""
 
+    pool = "speculator"
     _engine: SpeculatorEngine
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -39,7 +40,6 @@ class SpeculatorActor(PoolActor):
         """reads_for: the target, whose tokens the messages are in; None: the speculator's own. channel: port, token and
         tls of the draft channel (`kv_transfer.draft_channel.DraftServer`); with None the replica drafts nothing.
         """
-        self._prepare(settings)
         self._draft_spans: dict[str, Span] = {}
         async with self._start("speculator", settings):
             engine = create_engine(
@@ -55,7 +55,6 @@ class SpeculatorActor(PoolActor):
             self._drafts = DraftService(self._engine, on_end=self._drafted)
         address = await self._serve_drafts(channel) if channel is not None else None
         self._service = SpeculatorService(self._engine, address, self._drafts)
-        self._started("speculator", settings)
 
     async def _serve_drafts(self, channel: Mapping[str, Any]) -> str:
         """Start the draft server on this node's address. Returns host:port."""
@@ -113,8 +112,8 @@ class SpeculatorActor(PoolActor):
             await self._drafts.handle(DraftRequest(closed=[session]))
 
     async def stats(self) -> dict[str, Any]:
-        """Counts of requests, of drafting and of records."""
-        counts = await self._engine.stats() | self._service.stats()
+        """As PoolActor.stats, with those of drafting and of records."""
+        counts = await super().stats() | self._service.stats()
         return counts | (self._drafts.metrics() if self._drafts is not None else {})
 
     async def check_health(self) -> None:

@@ -1,6 +1,5 @@
 """The target pool's Ray Serve deployment class: an engine behind encoded messages."""
 
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -22,8 +21,6 @@ from skim_common.deadline import Deadline
 from target_service.engine import TargetEngine, create_engine
 from target_service.start_probe import CANDIDATES, find_failure
 
-logger = logging.getLogger(__name__)
-
 
 class TargetActor(PoolActor):
     """One replica: one engine, on one or several GPUs of its node, or of the nodes of its placement group.
@@ -31,16 +28,16 @@ class TargetActor(PoolActor):
     A half of a split target (option `kv_role`) offers its KV blocks at this node's address.
     """
 
+    pool = "target"
     _engine: TargetEngine
 
     async def __init__(self, settings: PoolSettings) -> None:  # type: ignore[misc]  # Serve awaits it
-        self._prepare(settings)
         options = settings.options
         if "kv_role" in options:
             options = {"kv_host": ray.util.get_node_ip_address(), **options}
         group = own_group()
         self._prefills = options.get("kv_role") == "prefill"
-        async with self._start("prefill" if self._prefills else "target", settings):
+        async with self._start("prefill" if self._prefills else "target", settings, group):
             if settings.engine != "mock":
                 models = [settings.model, options.get("draft_model"), *_adapters(options.get("lora_modules"))]
                 await fetch_on_nodes(group, filter(None, models))
@@ -53,7 +50,6 @@ class TargetActor(PoolActor):
             await self._probe(settings, lambda: find_failure(self._engine, settings.model, max_logprobs=most))
         self._draining = Draining(own_replica())
         self._engine_traces = "otlp_traces_endpoint" in options  # vLLM's own spans become children of ours
-        self._started("target", settings, group)
 
     async def generate(self, payload: bytes) -> AsyncGenerator[bytes, None]:
         """Yields `ACCEPTED`, then encoded GenerateOutputs. An error is sent as the last message.
@@ -82,10 +78,6 @@ class TargetActor(PoolActor):
         """As PoolActor.engine_metrics. The decoding half of a split target counts the requests of both."""
         families = [family for family in self._engine.metric_families() if family.name not in OF_CLIENTS]
         return named(families, QUEUES) if self._prefills else families
-
-    async def stats(self) -> dict[str, Any]:
-        """Counts of requests, speculative decoding and KV transfers, if the engine has them (vLLM's has)."""
-        return await self._engine.stats()
 
 
 def _adapters(lora_modules: Any) -> list[str]:

@@ -120,26 +120,22 @@ class FailedStarts:
         self._key = f"{self._prefix}{sha256(repr(settings).encode()).hexdigest()[:16]}"
 
     def in_a_row(self) -> int:
-        last = _read(self._key) if ray.is_initialized() else None
+        last = _read(self._key)
         return last.failures if last else 0
 
     def failed(self, error: Exception) -> None:
         """Note one more failure."""
-        if ray.is_initialized():
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            start = FailedStart(self.in_a_row() + 1, lines[-1].strip()[:MAX_REASON_CHARS], time.time())
-            kv_put(self._key, json.dumps(asdict(start)))
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        start = FailedStart(self.in_a_row() + 1, lines[-1].strip()[:MAX_REASON_CHARS], time.time())
+        kv_put(self._key, json.dumps(asdict(start)))
 
     def succeeded(self) -> None:
         """End the row, and those of other settings: they are settings of the past."""
-        if ray.is_initialized():
-            _forget(self._prefix)
+        _forget(self._prefix)
 
 
 def last_failed_start(app: str, pool: str) -> FailedStart | None:
     """The last failed start of the pool since its last good one, whatever its settings; None if there is none."""
-    if not ray.is_initialized():
-        return None
     starts = [_read(key) for key in kv_keys(_prefix(app, pool))]
     return max((start for start in starts if start), key=lambda start: start.at, default=None)
 

@@ -2,6 +2,7 @@
 
 import socket
 
+import ray
 from ray._common.network_utils import is_localhost
 from ray._private import ray_constants, services, worker
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
@@ -15,13 +16,13 @@ also holds on Linux (Ray 2.60.0).
 
 
 def kv_get(key: str) -> bytes | None:
-    """A value of Ray's key-value store, which lives as long as Ray's head. For processes that are connected to Ray."""
-    value: bytes | None = _internal_kv_get(key)
-    return value
+    """A value of Ray's key-value store, which lives as long as Ray's head. Outside Ray the store is empty."""
+    return _internal_kv_get(key) if ray.is_initialized() else None
 
 
 def kv_put(key: str, value: str) -> None:
-    _internal_kv_put(key, value, overwrite=True)
+    if ray.is_initialized():
+        _internal_kv_put(key, value, overwrite=True)
 
 
 def kv_delete(key: str) -> None:
@@ -29,7 +30,7 @@ def kv_delete(key: str) -> None:
 
 
 def kv_keys(prefix: str) -> list[str]:
-    return [key.decode() for key in _internal_kv_list(prefix)]
+    return [key.decode() for key in _internal_kv_list(prefix)] if ray.is_initialized() else []
 
 
 def dead_ray_process() -> str | None:

@@ -10,6 +10,8 @@ from skim_common.errors import SkimError
 
 
 class Replica(PoolActor):
+    pool = "target"
+
     async def stats(self):
         return {"drafts": 3}
 
@@ -28,7 +30,7 @@ def noted(monkeypatch):
 @pytest.fixture
 def replica():
     replica = Replica()
-    replica._engine, replica._pool = SimpleNamespace(close=lambda: None, metric_families=list), "target"
+    replica._engine = SimpleNamespace(close=lambda: None, metric_families=list)
     return replica
 
 
