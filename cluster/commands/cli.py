@@ -175,29 +175,27 @@ def serve(
     what, flags = read_words(words or [], [flag for option in ctx.command.params for flag in option.opts])
     config = Path(what) if what is not None and what.endswith((".yaml", ".yml")) else None
     if what is not None and config is None:
-        name, given = ("speculator", speculator) if select_only else ("target", target)
-        if given is not None:
-            raise SkimError(f"the {name} is given twice: {what} and --{name} {given}; keep one of them")
+        name, other = ("speculator", speculator) if select_only else ("target", target)
+        if other is not None:
+            raise SkimError(f"the {name} is given twice: {what} and --{name} {other}; keep one of them")
         target, speculator = (target, Path(what)) if select_only else (Path(what), speculator)
-    deployment = config_from_flags(
-        config,
-        {
-            **({"target": {}} if select_only else {}),  # the file's
-            # Other engines know other options than the file's vLLM.
-            **({"target.engine_options": {}, "speculator.engine_options": {}} if engine not in (None, "vllm") else {}),
-            **flags,
-            "target.model": target,
-            **({} if tensor_parallel is None else {"target.tensor_parallel": tensor_parallel}),
-            "target.engine": None if select_only else engine,
-            "speculator.model": speculator,
-            "speculator.engine": engine,
-            "selection.keep_rate": keep_rate_value(keep_rate),
-            "selection.look_ahead": look_ahead,
-            "router.host": host,
-            "router.port": port,
-            "router.select_only": select_only,
-        },
-    )
+    # The file's target, and options of vLLM that other engines do not know.
+    emptied = ["target"] if select_only else []
+    emptied += ["target.engine_options", "speculator.engine_options"] if engine not in (None, "vllm") else []
+    own = {
+        "target.model": target,
+        "target.tensor_parallel": tensor_parallel,
+        "target.engine": None if select_only else engine,
+        "speculator.model": speculator,
+        "speculator.engine": engine,
+        "selection.keep_rate": keep_rate_value(keep_rate),
+        "selection.look_ahead": look_ahead,
+        "router.host": host,
+        "router.port": port,
+        "router.select_only": select_only,
+    }
+    given = {name: value for name, value in own.items() if value is not None}
+    deployment = config_from_flags(config, {**{name: {} for name in emptied}, **flags, **given})
     from cluster.serve.front_process import begin_check
 
     begin_check(deployment)  # it runs beside these imports
