@@ -1,4 +1,7 @@
-"""A speculator and a target engine in this process, for one event loop. `Pair`, benchmarks and evals share them."""
+"""A speculator and a target engine in this process, and both as the pools of a router's dispatcher.
+
+`Pair`, benchmarks and evals share them.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -17,9 +20,10 @@ from kv_transfer.messages import (
     SessionHandle,
 )
 from kv_transfer.options import DecodeOptions
+from router.pools.interface import Admitted, unwatched
 from skim_common.environment import with_environment
-from skim_common.errors import SkimError
-from skim_common.models.info import inspect_model, load_tokenizer
+from skim_common.errors import InvalidRequestError, SkimError
+from skim_common.models.info import ModelInfo, inspect_model, load_tokenizer
 
 if TYPE_CHECKING:
     from kv_transfer.draft_channel import DraftServer
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from target_service.engine import TargetEngine
 
 HOST = "127.0.0.1"
-"""The draft channel's address: both engines are on this machine."""
+"""Of the draft channel."""
 
 AnswerDrafts = Callable[["DraftService", DraftRequest], Awaitable[DraftReply]]
 """Answers a message of the draft channel in place of `DraftService.handle`, which it may call."""
@@ -39,9 +43,8 @@ AnswerDrafts = Callable[["DraftService", DraftRequest], Awaitable[DraftReply]]
 class EngineSettings:
     """How one engine starts.
 
-    model: folder or hub name. engine: vllm or mock. options: keyword arguments of that engine.
-    environment: variables of its processes. create: a function to call in place of the service's `create_engine`, with
-    the same arguments.
+    model: folder or hub name. options: keyword arguments of the engine. environment: variables of its processes.
+    create: is called in place of the service's `create_engine`, with the same arguments.
     """
 
     model: str
@@ -52,7 +55,7 @@ class EngineSettings:
     create: Callable[..., Any] | None = None
 
     def start(self, create: Callable[..., Any]) -> Any:
-        """The engine, started by `self.create` or, without one, by `create`."""
+        """The engine. create: the service's `create_engine`."""
         with with_environment(self.environment):
             return (self.create or create)(
                 self.engine, self.model, tensor_parallel=self.tensor_parallel, options=self.options
@@ -215,3 +218,51 @@ class PairEngines:
         finally:
             if self._speculator is not None:
                 self._speculator.close()
+
+
+class SelectionFailedError(Exception):
+    """A selection failed. It is no SkimError: the dispatcher would run the prompt dense. error: why."""
+
+    def __init__(self, error: SkimError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class InProcessPools:
+    """Implements `router.pools.interface.Pools`. drafts: whether a selection leaves a drafting session."""
+
+    untrusted = False
+
+    def __init__(self, engines: PairEngines, *, drafts: bool) -> None:
+        """Raises SkimError without a target."""
+        self._engines, self._drafts = engines, drafts
+        self.target: ModelInfo = engines.target.info
+        self.speculator: ModelInfo | None = engines.speculator.info if engines.has_speculator else None
+        self.end_session = engines.end_session
+
+    def replicas(self, pool: str) -> float:
+        """See `Pools`."""
+        return 1.0
+
+    async def select(self, request: SelectRequest, admitted: Admitted = unwatched, answers: bool = True) -> Selection:
+        """Raises InvalidRequestError, and SelectionFailedError for every other SkimError."""
+        admitted()
+        try:
+            return await self._engines.select(request if self._drafts else replace(request, decode=None))
+        except InvalidRequestError:
+            raise
+        except SkimError as error:
+            raise SelectionFailedError(error) from None
+
+    def generate(
+        self, request: GenerateRequest, admitted: Admitted = unwatched
+    ) -> AsyncGenerator[GenerateOutput, None]:
+        """See `Pools`."""
+        admitted()
+        return self._engines.target.generate(request)
+
+
+class Unmetered:
+    """A meter that records nothing."""
+
+    def record(self, name: str, value: float, **tags: str) -> None: ...

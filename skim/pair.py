@@ -3,7 +3,7 @@
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -18,11 +18,11 @@ from anyio.from_thread import BlockingPortal
 from cluster.config.load import load_config
 from cluster.config.pools import CPU_KV_CACHE_GIB, PoolConfig
 from cluster.config.schema import DeploymentConfig
-from kv_transfer.messages import FINAL_ONLY, Completion, KeptPrompt, SelectRequest, TokenLogprob
+from kv_transfer.messages import FINAL_ONLY, Completion, GenerateOutput, KeptPrompt, SelectRequest, TokenLogprob
 from kv_transfer.options import ALWAYS, DecodeOptions
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
-from skim.engines import EngineSettings, PairEngines
+from skim.engines import EngineSettings, InProcessPools, PairEngines, SelectionFailedError, Unmetered
 from skim.prompts import PromptInput, render
 from skim.selection import PairSelection
 from skim_common.environment import unless_set
@@ -39,8 +39,6 @@ MAX_TOKENS = 128
 FOREVER_S = 1e9
 END_LIMIT_S = 60.0
 """How long the end of running calls and of both engines may take."""
-OF_ROUTERS = "catch_up"
-"""The option that only a router carries out: it is for the idle time after an answer."""
 CLOSED = "this pair is closed: open another one"
 FORKED = (
     "this pair was opened before this process was forked, and works only in the process that opened it: open another "
@@ -256,8 +254,7 @@ class Pair:
     async def _generate(self, kept: KeptPrompt, sampling: Mapping[str, Any]) -> PairAnswer:
         sampling = {**sampling, "output_kind": FINAL_ONLY}
         try:
-            async with aclosing(self._engines.generate(kept, sampling, decode=self._decode)) as outputs:
-                [output] = [output async for output in outputs]
+            output = await _only(self._engines.generate(kept, sampling, decode=self._decode))
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._engines.end_session(kept.session)
@@ -267,7 +264,6 @@ class Pair:
     async def _ask(self, given: PromptInput, options: PrefillOptions, sampling: Mapping[str, Any]) -> PairAnswer:
         from router.dispatch.request import Prompt, Request
         from router.dispatch.state import CallState
-        from skim.pools import SelectionFailedError
 
         prompt = render(given, self._engines.tokenizer, options)
         options = options.model_copy(update={"enabled": ALWAYS if options.enabled else False})
@@ -275,8 +271,7 @@ class Pair:
         logprobs = sampling.get("prompt_logprobs") is not None
         asked = Prompt(prompt, {**sampling, "output_kind": FINAL_ONLY}, sampling["max_tokens"] or 0, logprobs)
         try:
-            async with aclosing(self._dispatcher.run(self._engines.name("ask"), asked, call)) as outputs:
-                [output] = [output async for output in outputs]
+            output = await _only(self._dispatcher.run(self._engines.name("ask"), asked, call))
         except SelectionFailedError as failed:
             raise failed.error from None
         [outcome] = call.prompts
@@ -286,11 +281,17 @@ class Pair:
     @cached_property
     def _dispatcher(self) -> "Dispatcher":
         from router.dispatch.dispatcher import Dispatcher
-        from skim.pools import InProcessPools, Unmetered
 
         pools = InProcessPools(self._engines, drafts=self._decode is not None)
         settings = RouterConfig(guard=False, affinity=False, migration=False, select_timeout_s=FOREVER_S)
         return Dispatcher(pools, self._prefill, SpeculationOptions(), settings, Unmetered())
+
+
+async def _only(outputs: AsyncGenerator[GenerateOutput, None]) -> GenerateOutput:
+    """The one output of an answer with FINAL_ONLY."""
+    async with aclosing(outputs):
+        [output] = [output async for output in outputs]
+    return output
 
 
 async def _serve(
@@ -327,8 +328,8 @@ def _end(portal: BlockingPortal, thread: threading.Thread, process: int) -> None
 
 
 def _refuse_of_routers(names: Container[str]) -> None:
-    if OF_ROUTERS in names:
-        raise InvalidRequestError(f"{OF_ROUTERS} is an option of requests to a router: leave it out")
+    if "catch_up" in names:
+        raise InvalidRequestError("catch_up is an option of requests to a router: leave it out")
 
 
 def _decoding(decode: DecodeOptions | None, **channel: float) -> dict[str, Any]:

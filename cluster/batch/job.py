@@ -21,7 +21,7 @@ from cluster.commands.output import progress
 from skim_common.errors import SkimError
 
 if TYPE_CHECKING:
-    from cluster.batch.parts import InputPlan, Part
+    from cluster.batch.rows import InputPlan, Part
     from cluster.batch.worker import PartReport
 
 PrintLine = Callable[[str], None]
@@ -91,7 +91,7 @@ def batch(
 
 def check_input(url: str, print_line: PrintLine) -> "tuple[str, InputPlan]":
     """Read the whole input and print a summary of it. Returns where every process finds it, too. Raises SkimError."""
-    from cluster.batch.parts import read_plan
+    from cluster.batch.rows import read_plan
     from cluster.batch.storage import absolute, shared_path
 
     source = shared_path(absolute(url, Path.cwd()))

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from cluster.batch.parts import InputPlan, Part
-from cluster.batch.rows import BatchAnswer
+from cluster.batch.rows import BatchAnswer, InputPlan, Part
 from cluster.batch.storage import locate, storage_errors, write
 from skim_common.errors import SkimError
 

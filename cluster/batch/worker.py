@@ -17,8 +17,17 @@ from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpe
 from pydantic import SecretStr
 
 from cluster.batch.journal import Journal
-from cluster.batch.parts import Part, read_part
-from cluster.batch.rows import BatchAnswer, BatchRequest, Response, RowFault, UnusableRowError, parse, usage_of
+from cluster.batch.rows import (
+    BatchAnswer,
+    BatchRequest,
+    Part,
+    Response,
+    RowFault,
+    UnusableRowError,
+    parse,
+    read_part,
+    usage_of,
+)
 from skim_common.errors import EngineUnavailableError, SkimError
 from skim_common.proxies import client_options
 

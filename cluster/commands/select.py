@@ -89,8 +89,7 @@ def explain(
     Give --prompt and --speculator to select now, in this process. Give --request with its --prompt and --target to see
     what a running endpoint kept: it holds no text.
     """
-    from cluster.explain.page import explain_page
-    from cluster.explain.prompt_text import PromptText, read_token_text
+    from cluster.explain.page import PromptText, explain_page, read_token_text
 
     model = target if request else target or speculator
     if prompt is None or model is None or (request is None and speculator is None):

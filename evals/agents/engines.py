@@ -22,7 +22,7 @@ from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CallState, Outcome
 from router.options.request import OFF, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
-from skim.pools import InProcessPools, SelectionFailedError, Unmetered
+from skim.engines import InProcessPools, SelectionFailedError, Unmetered
 from skim.prompts import render
 from skim_common.errors import SkimError
 

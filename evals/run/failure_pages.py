@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report.progress import Progress
-from cluster.explain.page import explain_page, visible
-from cluster.explain.prompt_text import PromptText, read_token_text
+from cluster.explain.page import PromptText, explain_page, read_token_text, visible
 from evals.run.ask import Answer, Case, Engines
 from evals.selection.evidence import evidence_spans
 from evals.selection.selectors import DENSE

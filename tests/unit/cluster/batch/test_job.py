@@ -15,7 +15,7 @@ import pytest
 
 from cluster.batch import job, worker
 from cluster.batch.job import BatchOptions, run_batch
-from cluster.batch.parts import Part
+from cluster.batch.rows import Part
 from cluster.batch.storage import absolute
 from cluster.batch.worker import PartReport, PartWorker, WorkerSettings
 from cluster.serve import ray_cluster

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from cluster.batch import journal as journals
 from cluster.batch.journal import Journal
-from cluster.batch.parts import InputPlan, Part, read_part, read_plan
-from cluster.batch.rows import BatchAnswer, Response, RowFault
+from cluster.batch.rows import BatchAnswer, InputPlan, Part, Response, RowFault, read_part, read_plan
 from skim_common.errors import SkimError
 from tests.unit.cluster.batch.conftest import write_rows
 from tests.unit.cluster.batch.mortal_storage import STAGES, Killed, MortalStorage

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.batch import parts as planning
-from cluster.batch.parts import read_part, read_plan
+from cluster.batch import rows as planning
+from cluster.batch.rows import read_part, read_plan
 from skim_common.errors import SkimError
 from tests.unit.cluster.batch.conftest import row, write_rows
 

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.commands.flags import SelectionFlags
 from cluster.commands.select import explained_by, explained_now, read_prompt_file
-from cluster.explain.prompt_text import PromptText, read_token_text
+from cluster.explain.page import PromptText, read_token_text
 from demo_models.documents import make_document
 from skim.engines import PairEngines
 from skim_common.errors import SkimError

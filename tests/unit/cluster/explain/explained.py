@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.explain.prompt_text import PromptText
+from cluster.explain.page import PromptText
 from kv_transfer.messages import KeptPrompt, Selection
 from kv_transfer.options import SelectionOptions
 from router.explain.explained import Explained

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.explain.page import explain_page, visible
-from cluster.explain.prompt_text import PromptText
+from cluster.explain.page import PromptText, explain_page, visible
 from router.prompt.rendered import MessageSpan
 from skim_common.errors import InvalidRequestError
 from tests.unit.cluster.explain.explained import counted, explained, of_text, of_tokens

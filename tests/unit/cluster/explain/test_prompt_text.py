@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cluster.explain.prompt_text import PromptText, read_token_text
+from cluster.explain.page import PromptText, read_token_text
 from router.prompt.contents import ChatContents, Content
 from router.prompt.rendered import MessageSpan, RenderedPrompt
 from skim.prompts import render
