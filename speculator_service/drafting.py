@@ -101,7 +101,7 @@ class Counters:
 class DraftService:
     """The drafting side of one speculator replica, over any engine.
 
-    A session begins after a selection, if it is within the engine's `session_limits`. It ends with its request, if it
+    A session begins after a selection, if it is within the engine's limits. It ends with its request, if it
     is idle for too long, or if the engine lost it, and not to make room for another one. Later rows of an ended session
     get no drafts.
     """
@@ -199,9 +199,9 @@ class DraftService:
     def _has_room(self, tokens: int) -> bool:
         """Whether the engine can draft for one more session, over a prompt of `tokens` tokens. One always fits."""
         self.evict()
-        limits, held = self._engine.session_limits, self._sessions.values()
-        within = tokens + sum(session.tokens for session in held) <= limits.tokens
-        return not held or (len(held) < limits.sessions and within)
+        held = self._sessions.values()
+        within = tokens + sum(session.tokens for session in held) <= self._engine.max_session_tokens
+        return not held or (len(held) < self._engine.max_sessions and within)
 
     def _read_kept(self, session: DrafterSession) -> None:
         """Begin to read the session's kept prompt."""

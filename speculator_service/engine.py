@@ -57,26 +57,19 @@ class Scores:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """How many sessions an engine can draft for at a time, and how many tokens they may have together."""
-
-    sessions: float = math.inf
-    tokens: float = math.inf
-
-
 class SpeculatorEngine(Engine, Protocol):
     """Reads prompts and scores their tokens. Concurrent calls are batched by the engine.
 
     supports_drafts: whether drafting is worth its time; if not, no session is kept (`SpeculatorService`).
-    session_limits: the drafting side opens no session beyond them (`drafting.drafter`).
-    shares_device: what it reads slows the target, as on CPUs (`drafting.drafter`).
+    max_sessions, max_session_tokens: how many sessions it can draft for at a time, and their tokens together.
+    shares_device: what it reads slows the target, as on CPUs.
     Cancelling the task that awaits `score` aborts the request in the engine.
     An engine that does not draft leaves out the methods of sessions.
     """
 
     supports_drafts: bool = True
-    session_limits: SessionLimits = SessionLimits()
+    max_sessions: float = math.inf
+    max_session_tokens: float = math.inf
     shares_device: bool = False
 
     async def score(self, request: ScoreRequest) -> Scores:

@@ -2,19 +2,15 @@
 
 **Windows.** Short texts share a window with what stands between them (`kv_transfer.windows.WindowPlan`). A longer text
 is cut at units. Which unit begins a window depends on the unit's own tokens (content-defined chunking, as in LBFS:
-Muthitacharoen et al., 2001). So the same text gives the same windows wherever it stands, and a change in a text
-changes few of its windows.
+Muthitacharoen et al., 2001), so the same text gives the same windows wherever it stands.
 
-**Read.** Each window is an ordinary scored request of the engine, and the engine batches them. Its prompt is `head +
-window + joint + questions + tail` (`kv_transfer.layout.Frame`), at positions from 0. Its KV depends on nothing that
-stands before the window in the prompt, so the prefix cache serves the next question about the same text, in any
-prompt. No token is decoded. A score is the attention of the retrieval heads to a token, a share of the whole attention
-of the window's question. What a window does not have goes to its first token and to the question, and is lost. So a
-window without an answer has low scores, and the scores of all windows are compared as they are.
+**Read.** Each window is an ordinary scored request: `head + window + joint + questions + tail`
+(`kv_transfer.layout.Frame`), at positions from 0. Its KV depends on nothing that stands before the window, so the
+prefix cache serves the next question about the same text. No token is decoded. Attention that finds nothing goes to the
+first token and to the question, so a window without an answer has low scores, and all scores are compared as they are.
 
-**Second read.** Each window shares its own attention out. So the best units of all windows are read before one
-question, in the order of the text, with the labels that name them, and compete in one softmax. `selection.passages`
-ranks by both.
+**Second read.** The best units of all windows are read before one question, in the order of the text, with the labels
+that name them, and compete in one softmax. `selection.passages` ranks by both.
 """
 
 import asyncio

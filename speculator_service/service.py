@@ -19,7 +19,7 @@ from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.reading import Reading, apart, read_again, read_in_windows
 from speculator_service.selection.extension import Extended, KnownPrefix, Prompt, extend
 from speculator_service.selection.passages import Masses, lexical_importance, passage_importance, with_lexical
-from speculator_service.selection.records import MAX_TOKENS, Record, RecordMatch, Records
+from speculator_service.selection.records import MAX_TOKENS, Record, Records
 from speculator_service.selection.select import coverage, select
 from speculator_service.selection.units import unit_means
 
@@ -152,12 +152,12 @@ class SpeculatorService:
             return Extended(fresh, 0), share
         match, replaced, kept = self._find(reading, scores), None, Extended(fresh, 0)
         if match is not None:
-            record = match.record
+            record, common = match
             if _answers(record, request):
                 kept = Extended(record.positions, record.positions.size)
             else:
-                kept = await apart(request.size, _extended, reading, scores, fresh, match)
-            continues = match.common == record.token_ids.size and kept.reused == record.positions.size
+                kept = await apart(request.size, _extended, reading, scores, fresh, record, common)
+            continues = common == record.token_ids.size and kept.reused == record.positions.size
             replaced = record if continues else None
             share = coverage(scores.importance, kept.positions)
             self._counts.record_hits += 1
@@ -174,8 +174,9 @@ class SpeculatorService:
         )
         return kept, share
 
-    def _find(self, reading: Reading, scores: Scores) -> RecordMatch | None:
-        """The record that this prompt extends. One whose prefix the engine's cache lost is dropped."""
+    def _find(self, reading: Reading, scores: Scores) -> tuple[Record, int] | None:
+        """The record that this prompt extends, and the tokens that both share. One whose prefix the engine's cache lost
+        is dropped."""
         request = reading.request
         match = self.records.find(request.token_ids, request.cache_salt)
         # What is cached of windows says nothing about the prompt's beginning.
@@ -183,11 +184,11 @@ class SpeculatorService:
             return match
         # The engine may read the question again although it is in the cache. Its own tokenizer may count fewer tokens.
         questions = request.layout.final_questions(reading.droppable)
-        expected = min([match.common, *(first for first, _ in questions)]) // 4 - BLOCK_TOKENS
+        expected = min([match[1], *(first for first, _ in questions)]) // 4 - BLOCK_TOKENS
         if scores.cached_tokens >= expected:
             return match
         self._counts.records_lost += 1
-        self.records.drop(match.record)
+        self.records.drop(match[0])
         return None
 
     def stats(self) -> dict[str, int]:
@@ -264,11 +265,11 @@ def _fresh_selection(reading: Reading, scores: Scores) -> tuple[Int32Array, floa
     return chosen.astype(np.int32), share
 
 
-def _extended(reading: Reading, scores: Scores, fresh: Int32Array, match: RecordMatch) -> Extended:
+def _extended(reading: Reading, scores: Scores, fresh: Int32Array, record: Record, common: int) -> Extended:
     """What is kept of a prompt that extends a record. fresh: as of `_fresh_selection`."""
-    request, record = reading.request, match.record
+    request = reading.request
     prompt = Prompt(scores.importance, fresh, request.options, request.layout)
-    kept = extend(prompt, KnownPrefix(record.positions, record.token_ids.size, match.common))
+    kept = extend(prompt, KnownPrefix(record.positions, record.token_ids.size, common))
     if kept.positions.size >= fresh.size:
         return kept
     # As many of the tokens that have no rule of their own stay as `min_keep` asks for.

@@ -1,11 +1,10 @@
-"""A speculator engine in the tokens of a target with another tokenizer. Everything above it is as with one tokenizer.
+"""A speculator engine in the tokens of a target with another tokenizer.
 
-Prompts come in the target's tokens. The engine below reads their text in its own tokens. Its importance is carried back
-through the characters that the tokens share, so the selection, protected spans and keep rates count target tokens. It
-drafts nothing.
+The engine below reads the text of a prompt in its own tokens. Its importance is carried back through the characters
+that the tokens share, so the selection, protected spans and keep rates count target tokens. It drafts nothing.
 
 A span is a half-open range [start, end) of characters of one text. Spans of one tokenizer may share a character
-(byte-level tokens inside it), may be empty, and may leave characters out (a normaliser, or trimmed white space).
+(byte-level tokens inside it), may be empty, and may leave characters out.
 """
 
 import asyncio
@@ -65,31 +64,23 @@ class Translator:
     break: its text would be ordinary words to the speculator. The words of the chat template between them stay.
     """
 
-    def __init__(self, speculator: TokenText, target: TokenText) -> None:
-        self.speculator = speculator
+    def __init__(self, speculator: TokenText, target: TokenText, info: ModelInfo | None = None) -> None:
+        """info: of the target."""
+        self.speculator, self.info = speculator, info
         shared = speculator.special.keys() & target.special.keys()
         unshared = {number for text, number in target.special.items() if text not in shared}
         self._read = [_TURN if number in unshared else piece for number, piece in enumerate(target.pieces)]
 
-    def read(self, ids: Int32Array, *, start: bool = True) -> TranslatedPrompt:
-        """A prompt of the target's tokens [M], of any ids of its vocabulary. start: as in `TokenText.read`."""
+    def read(self, ids: Int32Array) -> TranslatedPrompt:
+        """A prompt of the target's tokens [M], of any ids of its vocabulary."""
         pieces = [self._read[token] for token in ids.tolist()]
-        data = b"".join(pieces)
-        text = text_of(data)
+        text = text_of(b"".join(pieces))
         sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
-        own, spans = self.speculator.read(readable(text), start=start)
+        own, spans = self.speculator.read(readable(text))
         return TranslatedPrompt(own, spans, spans_of_bytes(text, sizes), len(text))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Translation:
-    """How a speculator reads for a target with another tokenizer. target: the facts of the target's model."""
-
-    translator: Translator
-    target: ModelInfo
-
-
-def translation_for(model: str, target: str) -> Translation | None:
+def translation_for(model: str, target: str) -> Translator | None:
     """How the speculator `model` reads for `target`; None if they share a tokenizer.
 
     model, target: folders or hub names; only configs and tokenizers are read. A target's folder that is not on this
@@ -104,10 +95,10 @@ def translation_for(model: str, target: str) -> Translation | None:
     info = inspect_model(target, engine="tokenizer")
     if same_tokens(inspect_model(model, engine="tokenizer"), info):
         return None
-    return Translation(Translator(TokenText.of(model), TokenText.of(target)), info)
+    return Translator(TokenText.of(model), TokenText.of(target), info)
 
 
-def translated(engine: SpeculatorEngine, translation: Translation | None) -> SpeculatorEngine:
+def translated(engine: SpeculatorEngine, translation: Translator | None) -> SpeculatorEngine:
     """The engine in the target's tokens; the engine itself without a translation."""
     return engine if translation is None else TranslatingSpeculator(engine, translation)
 
@@ -121,9 +112,9 @@ class TranslatingSpeculator(SpeculatorEngine):
 
     supports_drafts = False
 
-    def __init__(self, engine: SpeculatorEngine, translation: Translation) -> None:
-        self._engine, self._translator = engine, translation.translator
-        target = translation.target
+    def __init__(self, engine: SpeculatorEngine, translator: Translator) -> None:
+        self._engine, self._translator, target = engine, translator, translator.info
+        assert target is not None
         self.info = replace(engine.info, vocab_size=target.vocab_size, fingerprint=target.fingerprint)
 
     async def score(self, request: ScoreRequest) -> Scores:

@@ -15,7 +15,7 @@ from kv_transfer.messages import KeptPrompt
 from skim_common.errors import EngineUnavailableError, SessionLostError
 from skim_common.models.costs import LINEAR
 from skim_common.models.info import inspect_model
-from speculator_service.engine import ScoreRequest, Scores, SessionLimits, SpeculatorEngine
+from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.scoring.queries import question_rows
 
 _KNUTH = np.uint64(2654435761)  # multiplicative hashing, The Art of Computer Programming, 6.4
@@ -52,7 +52,7 @@ class MockSpeculator(SpeculatorEngine):
         cache_tokens: capacity of the prefix cache, in blocks of block_size tokens; 0 caches nothing. It holds prompts
         and look-ahead tokens, not drafts. one_at_a_time: prompts wait for each other.
         fail_every n: every nth call of `score` raises EngineUnavailableError. head_profile: it can read in windows.
-        max_sessions: of `session_limits`. seed: for sampled drafts. tensor_parallel: without effect.
+        max_sessions: as in SpeculatorEngine. seed: for sampled drafts. tensor_parallel: without effect.
         """
         info = inspect_model(model, engine="mock", max_model_len=max_model_len)
         self.info = replace(info, read_cost=LINEAR, cache_tokens=cache_tokens, has_head_profile=head_profile)
@@ -62,7 +62,7 @@ class MockSpeculator(SpeculatorEngine):
         self._fail_every = fail_every
         self._ms_per_draft = ms_per_draft
         if max_sessions is not None:
-            self.session_limits = SessionLimits(max_sessions)
+            self.max_sessions = max_sessions
         self._closed = False
         self._random = np.random.default_rng(seed)
         self.sessions: dict[str, tuple[int, int]] = {}

@@ -58,15 +58,14 @@ class TokenText:
         """The tokenizer of a model, a folder or a hub name. Raises ModelError."""
         return cls(load_tokenizer(model), model)
 
-    def read(self, text: str, *, start: bool) -> tuple[Int32Array, Spans]:
-        """The ids of `text` [S], and the characters [S, 2] of each token.
+    def read(self, text: str) -> tuple[Int32Array, Spans]:
+        """The ids of a prompt's text [S], with `beginning` before it, and the characters [S, 2] of each token.
 
-        start: whether `text` is the start of a prompt, so that `beginning` stands before it. Special tokens that are
-        written in `text` are recognized.
+        Special tokens that are written in `text` are recognized.
         """
         encoded = self._backend.encode(text, add_special_tokens=False)
         ids, spans = encoded.ids, encoded.offsets
-        lead = self.beginning if start and ids[:1] != self.beginning else []
+        lead = self.beginning if ids[:1] != self.beginning else []
         spans = np.array([(0, 0)] * len(lead) + spans, np.int64).reshape(-1, 2)
         return np.array(lead + ids, np.int32), spans
 

@@ -2,15 +2,11 @@
 
 A retrieval head attends from a question to the text that answers it (Wu et al., "Retrieval Head Mechanistically
 Explains Long-Context Factuality", arXiv 2404.15574; found by the attention to known evidence: Zhang et al.,
-"Query-Focused Retrieval Heads", arXiv 2506.09944). `skim heads` finds them for a model, and writes a profile as JSON:
-
-    {"model": "...", "fingerprint": "...", "question": 0.5, "last": 0.5,
-     "heads": [{"layer": 16, "head": 7, "weight": 0.25}, ...], "made": {...}}
+"Query-Focused Retrieval Heads", arXiv 2506.09944).
 
 The importance of prompt token j is the sum over the profile's heads h of weight[h] times the attention of h to j: the
-mean of the question's rows times `question`, plus the row of the last prompt token times `last`. The weights of the
-heads and those of the rows count by their shares. So the importance of a whole prompt adds up to 1 at most, and what
-no head finds stays on the first token.
+mean of the question's rows times `question`, plus the row of the last prompt token times `last`. Weights count by their
+shares, so the importance of a whole prompt adds up to 1 at most, and what no head finds stays on the first token.
 """
 
 import os

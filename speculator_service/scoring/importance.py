@@ -1,8 +1,5 @@
 """The importance of each prompt token, from the speculator's attention (Speculative Prefill, arXiv 2502.02789, 3.2).
 
-These are functions of tensors, on any device. An engine calls `layer_scores` once per scored layer, adds each result to
-an `Aggregate`, and gets the importance from it:
-
     aggregate = Aggregate(options.aggregation, num_layers=len(scored), steps=S, prompt=M)
     for layer in scored:                                      # scored_layers(L, options.layers)
         aggregate.add(layer_scores(queries[layer], keys[layer], scale, POOL_KERNEL))
@@ -13,6 +10,7 @@ The importance of prompt token j is the mean over the valid steps s of max over 
 at j (of the mean over layers with `head_max_layer_mean`). w is the softmax of step s over the M prompt keys.
 
 Shapes: S steps (1 + look-ahead tokens), H query heads, G key-value heads, D head size, M prompt tokens, L layers.
+Tensors may be on any device.
 """
 
 from collections.abc import Collection, Iterator

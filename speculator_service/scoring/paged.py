@@ -1,8 +1,7 @@
 """Scores from an engine's paged keys: with the Triton kernels on CUDA, with torch elsewhere or if the kernels fail.
 
-If the kernels are not installed, do not compile or do not launch, torch takes over for good, with one warning. Torch
-also scores a request whose caches or pooling the kernels do not support (`triton_kernels.supports`), or whose pooling
-they are not compiled for. Both give the same results up to float32 rounding.
+If the kernels do not compile or do not launch, torch takes over for good, with one warning. Torch also scores what they
+do not support (`triton_kernels.supports`). Both give the same results up to float32 rounding.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """The scoring of `head_masses` as two Triton kernels for CUDA, over the profile's heads and the engine's cache.
 
 The first kernel is that of `triton_kernels`. The second one computes the weights again, tile by tile, and sums them
-over the weighted queries of one KV head. Only the keys of the asked heads are read, twice. Tested on CPU in Triton's
-interpreter, and by `benchmarks.gpu proof` on an H200.
+over the weighted queries of one KV head. Tested and run as `triton_kernels`.
 """
 
 # ruff: noqa: N803  (Triton's convention: compile-time constants in capitals)

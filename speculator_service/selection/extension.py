@@ -1,17 +1,13 @@
 """Extends the kept prompt of an earlier request, so that the target finds it in its prefix cache.
 
 The order of tokens in a KV cache is free, as long as a token stands after those that it must use. So what stands is not
-moved. Late units, which only the new question needs, are appended before that question. Pure functions from scores and
-positions to positions.
+moved. Late units, which only the new question needs, are appended before that question.
 
-The rule of value against cost:
-
-- Late units are those of the most important units of the old text that do not stand yet. If all of these stand, none is
+- Late units are those of the most important units of the old text that do not stand yet; if all of these stand, none is
   added. The most important are an eighth of the fresh selection's units of the old text (LATE_SHARE), or LATE_TOKENS if
-  that is more, and what is nested with the last one (`units.nested_ranks`). Further units of the fresh selection are
-  added until as much of the old text stands as it keeps. A unit that ranks below the median unit of the old text is
-  left out, unless it is in a region with a keep rate of its own. Protected tokens that do not stand are always added.
-- Late units bring their labels. One whose label stands already is read before those that bring theirs.
+  that is more, and what is nested with the last one. Further units of the fresh selection are added until as much of
+  the old text stands as it keeps. A unit that ranks below the median is left out, unless its region has a keep rate of
+  its own. Protected tokens that do not stand are always added.
 - The fresh selection, in the order of the text, is used instead if the target then reads fewer new tokens, if the
   extended prompt is longer than `max_keep` allows, or if nothing is dropped or reused.
 """

@@ -1,10 +1,9 @@
 """The scores of units of text by retrieval heads and by words together, each with the passage around the unit.
 
-A unit of prose is understood with its neighbours, and evidence that people mark is seldom one sentence. So what a unit
-has is spread over the units around it (`kv_transfer.passages`), where the text reads on (`TextLayout.gaps`). Heads and
-words are compared as z-scores, because their scales differ from prompt to prompt: the logarithm of the mass per token,
-and the square root of BM25. Without heads, the words of a text (BM25 by units, from the router) score its tokens alone
-(`lexical_importance`), or as much as the attention (`with_lexical`).
+Evidence is seldom one sentence. So what a unit has is spread over the units around it (`kv_transfer.passages`), where
+the text reads on (`TextLayout.gaps`). Heads and words are compared as z-scores, because their scales differ from prompt
+to prompt: the logarithm of the mass per token, and the square root of BM25. Without heads, the words of a text score
+its tokens alone (`lexical_importance`), or as much as the attention (`with_lexical`).
 """
 
 from dataclasses import dataclass

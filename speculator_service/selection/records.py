@@ -33,14 +33,6 @@ class Record:
     blocks: Sequence[bytes] = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RecordMatch:
-    """A record, and the number of leading tokens that its prompt shares with the new one."""
-
-    record: Record
-    common: int
-
-
 class Records:
     """The most recently used records, up to a number of prompt tokens.
 
@@ -54,13 +46,14 @@ class Records:
         self._by_block: dict[bytes, dict[Record, None]] = {}
         self._tokens = 0
 
-    def find(self, token_ids: Int32Array, salt: str | None = None) -> RecordMatch | None:
-        """The record that shares the longest beginning with `token_ids` [M]; of several, the newest."""
+    def find(self, token_ids: Int32Array, salt: str | None = None) -> tuple[Record, int] | None:
+        """The record that shares the longest beginning with `token_ids` [M], and the number of tokens that it shares;
+        of several, the newest."""
         for block in reversed(block_hashes(token_ids, BLOCK_SIZE, salt)):
             if block in self._by_block:
                 record = next(reversed(self._by_block[block]))
                 self._records.move_to_end(record)
-                return RecordMatch(record, common_prefix(record.token_ids, token_ids))
+                return record, common_prefix(record.token_ids, token_ids)
         return None
 
     def add(

@@ -2,10 +2,7 @@
 
 A head is ranked by the attention mass that it puts on known evidence (QRHead, arXiv 2506.09944, section 3), over short
 prompts of several kinds. The mean is that of the square roots: a head that looks a little in every prompt is worth more
-than one that looks much in few. COUNT, DEPTH and LAST are the same for all models.
-
-Each prompt has lines of one kind and asks for what one of them says. Their facts and questions are not in
-`evals.tasks`, so what is measured with those tasks has chosen no head.
+than one that looks much in few. The prompts share no fact and no question with `evals.tasks`.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """The speculator engine on vLLM: scores and drafts are requests to one AsyncLLM, batched with each other.
 
-The options of a scoring request reach `worker` in `SamplingParams.extra_args`. The scores come back as bytes in
-`RequestOutput.kv_transfer_params`, where `scheduler` puts them. Drafting rounds are plain requests (`sessions`).
-Tested on CPU; `--device cuda` runs the same tests on a GPU.
+What a scoring request asks for reaches the worker in `SamplingParams.extra_args`. The scores come back as bytes in
+`RequestOutput.kv_transfer_params`, where the scheduler puts them.
 """
 
 import logging
@@ -36,7 +35,6 @@ from speculator_service.engine import (
     MAX_TOP,
     ScoreRequest,
     Scores,
-    SessionLimits,
     SpeculatorEngine,
 )
 from speculator_service.scoring.heads import HeadProfile, profile_of
@@ -92,8 +90,8 @@ class VllmSpeculator(SpeculatorEngine):
         self.info = replace(info, max_model_len=config.max_model_len - 1, cache_tokens=cached)
         # The states of other layers cannot be found again by the blocks of the attention layers.
         self.supports_drafts = bool(cached) or not config.is_hybrid
-        tokens = SESSIONS_SHARE * cached if cached else math.inf
-        self.session_limits = SessionLimits(vllm_config.scheduler_config.max_num_seqs, tokens)
+        self.max_sessions = vllm_config.scheduler_config.max_num_seqs
+        self.max_session_tokens = SESSIONS_SHARE * cached if cached else math.inf
         self.shares_device = vllm_config.device_config.device_type == "cpu"
         self._vocab_size = config.get_vocab_size()
         eos = config.try_get_generation_config().get("eos_token_id") or []

@@ -1,21 +1,16 @@
 """Reads a prompt's keys from vLLM's paged KV cache.
 
-The shape of a layer's cache is [B, G, N, 2D] in all backends (blocks, KV heads, tokens per block;
-`vllm.v1.worker.utils.allocate_kv_cache`). On a GPU (FlashAttention, Triton, Flex, FlashInfer) all four axes are real,
-through the strides, and the key is the first D elements. On CPU only the outer two axes are real. The N * D key
-elements of a head come first. Their order depends on the instruction set (transposed; in tiles on AMX), so it is found
-by writing known keys.
+The shape of a layer's cache is [B, G, N, 2D] in all backends (blocks, KV heads, tokens per block). On a GPU all four
+axes are real, through the strides, and the key is the first D elements. On CPU only the outer two axes are real: the
+N * D key elements of a head come first, in an order that depends on the instruction set. An FP8 cache has the same
+shape in bytes and one scale per layer: this module returns stored values; the scale is part of the factor on q·k.
 
-An FP8 cache has the same shape in bytes (uint8) and one scale per layer: key = stored value * `key_scale`. This module
-returns stored values; the scale is part of the factor on q·k.
+The cache of an MLA layer (DeepSeek V2 and V3, Kimi K2) is [B, N, L + R]: one vector per token, the normalised latent c
+(L = kv_lora_rank) and the rotary key r of all heads (R = qk_rope_head_dim). The key of head h is [W_UK^h c, r]. So
+q·k = (W_UK^hT q_nope)·c + q_rope·r, and with `absorbed` queries MLA is MQA with one KV head of size L + R (DeepSeek-V2,
+arXiv 2405.04434, 2.1.2 and appendix C).
 
-The cache of an MLA layer (DeepSeek V2 and V3, Kimi K2) is [B, N, L + R] in all backends: one KV head, without values.
-It holds one vector per token: the normalised latent c (L = kv_lora_rank) and the rotary key r of all heads (R =
-qk_rope_head_dim). The key of head h is [W_UK^h c, r]. So q·k = (W_UK^hT q_nope)·c + q_rope·r, and with `absorbed`
-queries MLA is MQA with one KV head of size L + R (DeepSeek-V2, arXiv 2405.04434, 2.1.2 and appendix C).
-
-Run on CPU with AVX-512 and AMX (float32, bfloat16, FP8, MLA), and on one H200 with FlashAttention 3 (docs/gpu.md). Not
-run: NEON, and MLA on a GPU.
+Run on CPU with AVX-512 and AMX, and on one H200 with FlashAttention 3 (docs/gpu.md). Not run: NEON, and MLA on a GPU.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,14 +1,9 @@
 """Multi-step scheduling: after its prompt, a request decodes several tokens in one engine step.
 
-A speculator's requests are short. Each engine step costs scheduling, messages between processes and detokenization,
-many times what the forward of a small model costs. So the scheduler allocates the slots of the tokens that a request
-still has to decode and notes them on the `SchedulerOutput` (`MULTI_STEP`). The worker runs the ordinary step, then
-synthetic steps with one token for each of those requests. It returns all tokens together, several for a request, as
-vLLM's own speculative decoding does.
-
-Depends on `Scheduler.schedule`, `_update_request_with_output` and `KVCacheManager.allocate_slots` (`vllm.v1.core`), and
-on `SchedulerOutput`, `CachedRequestData`, `ModelRunnerOutput` and `LogprobsLists`. Run on CPU, V1 and V2 runner, and
-on one H200 (docs/gpu.md).
+An engine step costs scheduling, messages between processes and detokenization, many times the forward of a small
+model. So the scheduler allocates the slots of the tokens that a request still has to decode and notes them on the
+`SchedulerOutput` (`MULTI_STEP`). The worker runs the ordinary step, then synthetic steps with one token for each of
+those requests, and returns all tokens together, as vLLM's own speculative decoding does.
 """
 
 from collections.abc import Iterator

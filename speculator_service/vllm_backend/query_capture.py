@@ -1,15 +1,11 @@
 """Copies queries out of vLLM's attention layers while the model runs.
 
 Each layer's `impl.forward` is wrapped on the instance after the weights are loaded. There, every attention backend has
-the queries after QK norm and rotary embedding. The call is inside the opaque operator `unified_attention_with_output`,
-so it also runs under torch.compile. In an MLA layer `forward_impl` is wrapped instead (inside
-`unified_mla_attention_with_output`): it has the queries of prefill and decode tokens before it treats them differently.
-Nothing is registered, so other engines in the same process are not affected. A query that was not captured is NaN,
-never an old value.
+the queries after QK norm and rotary embedding, also under torch.compile: the call is inside an opaque operator. In an
+MLA layer `forward_impl` is wrapped instead. A query that was not captured is NaN, never an old value.
 
-The replay of a FULL CUDA graph runs no Python, so it captures no queries. A step that captures gets a PIECEWISE graph,
-in which attention runs in Python (`piecewise_while`). All other steps keep vLLM's choice: FULL for steps that decode
-one token per request, which are most steps of a drafting round.
+The replay of a FULL CUDA graph runs no Python. A step that captures gets a PIECEWISE graph, in which attention runs in
+Python (`piecewise_while`). All other steps keep vLLM's choice: FULL for steps that decode one token per request.
 
 Run on CPU (eager and compiled, TP 1 and 2), and on one H200 (docs/gpu.md). Not run: queries in FP8, which exist with an
 FP8 cache in FlashAttention and FlashInfer only.

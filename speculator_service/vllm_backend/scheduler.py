@@ -1,15 +1,11 @@
 """The speculator's scheduler: gangs of drafting rounds, turns of drafts and prompts, question rows, and scores.
 
-**Gangs.** Drafting rounds that are sent at the same time reach the engine one message after another. The first would
-start alone and decode all its tokens (`multi_step`) before the others are scheduled, which doubles the forwards. So
-each round carries the size of its gang, and the scheduler delays the early ones until the last has arrived.
+Drafting rounds that are sent at the same time reach the engine one after another. The first would start alone and
+decode all its tokens (`multi_step`) before the others are scheduled, which doubles the forwards. So each round carries
+the size of its gang, and the scheduler delays the early ones until the last has arrived.
 
-**Question rows.** A prompt that is scored by its question's tokens computes these, also if they are in the prefix
-cache: the queries of cached tokens are gone, because a KV cache keeps keys and values only. So a prefix-cache hit ends
-before the first of them.
-
-**Scores.** The worker sets the attribute `SCORES` of `ModelRunnerOutput`, a dict request id -> payload. The scheduler
-copies each payload to the `kv_transfer_params` of the `EngineCoreOutput`, and vLLM delivers it with the RequestOutput.
+A prompt that is scored by its question's tokens computes these, also if they are in the prefix cache, which keeps no
+queries: a hit ends before the first of them.
 """
 
 import asyncio

@@ -1,11 +1,8 @@
 """Drafting sessions on vLLM. The token ids are kept here, the KV is in the engine's prefix cache.
 
 Each drafting round is a request: the prompt, the answer so far, and a few tokens to decode. The prefix cache supplies
-the whole blocks that were computed by the scoring of the prompt or by an earlier round. Rejected tokens are not part of
-the next request, so nothing has to be removed.
-
-An idle session holds no request and references no block. When memory is short, vLLM's LRU evicts its blocks, those of
-the longest unused session first. The next round computes them again.
+the whole blocks that were computed before; rejected tokens are not part of the next request. An idle session references
+no block. When memory is short, vLLM evicts its blocks, and the next round computes them again.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,8 @@
 """How drafts and prompts share the engine's time. Decisions from a clock alone; `scheduler` carries them out.
 
-vLLM fills each step with the running prompts. So a draft would wait until they are computed, or each of its steps would
-take as long as a chunk of a prompt. A target waits for a few hundred milliseconds at most. While there are both, each
-gets half of the engine's time (`TimeSlices`). A draft that arrives inside a long step must still wait for its end: a
-step of 16384 tokens takes an estimated 0.45 s for 8B parameters on an H100. So such steps are shorter (`PromptLimit`).
+vLLM fills each step with the running prompts, and a target waits for a draft a few hundred milliseconds at most. So
+while there are both, each gets half of the engine's time (`TimeSlices`), and steps that read prompts are short
+(`PromptLimit`): one of 16384 tokens takes an estimated 0.45 s for 8B parameters on an H100.
 """
 
 import time

@@ -1,11 +1,7 @@
 """The speculator's vLLM worker: captures queries while the model runs, and scores a prompt after its last step.
 
-It overrides four methods of `vllm.v1.worker.gpu_worker.Worker` and reads only `SchedulerOutput`, `ModelRunnerOutput`
-and the attention layers. So one class works with both model runners (V1 on CPU, V2 on a GPU). Scores are computed once,
-after the last look-ahead step. The code runs in the engine's own processes.
-
-The worker also runs the synthetic steps of `multi_step` in the same engine step. They use the same methods as ordinary
-steps, so queries, restored positions and sampling are the same.
+It reads only `SchedulerOutput`, `ModelRunnerOutput` and the attention layers, so one class works with both model
+runners. It also runs the synthetic steps of `multi_step`, by the same methods as ordinary ones.
 
 Run on CPU (V1 runner with TP 1 and 2, V2 runner in Triton's interpreter), and on one H200 (docs/gpu.md). Not run: NCCL.
 """

@@ -1,6 +1,7 @@
 """Drafters without a model, for tests of a target: they know the answers or sample from a table, and can lie."""
 
 import asyncio
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,6 @@ from kv_transfer.arrays import Int32Array
 from kv_transfer.draft_channel import DraftServer
 from kv_transfer.drafts import Drafted, DraftReply, DraftRequest, DraftRow
 from kv_transfer.messages import KeptPrompt
-from speculator_service.engine import SessionLimits
 
 Drafting = Callable[[DraftRow, list[int]], Drafted]
 """Makes the drafts for a row from the answer so far, which includes the row's tokens."""
@@ -75,7 +75,7 @@ class FakeSpeculator:
 class KnowingEngine:
     """The drafting half of a speculator engine that knows each session's answer: a share of its drafts is wrong."""
 
-    session_limits = SessionLimits()
+    max_sessions = max_session_tokens = math.inf
     shares_device = False
 
     def __init__(self, answers: dict[str, list[int]], error_rate: float, vocab_size: int) -> None:

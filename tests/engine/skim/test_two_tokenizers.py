@@ -49,15 +49,10 @@ def test_other_ids_change_nothing_of_a_selection(pair: Pair) -> None:
                 assert np.array_equal(selection.kept.positions, expected.kept.positions)
 
 
-def test_an_answer_is_right_and_its_drafts_are_accepted(pair: Pair) -> None:
-    """Past the end token, so that more is decoded than the look-ahead tokens cover."""
-    before = pair._engines.drafts.metrics()
+def test_an_answer_is_right_and_the_speculator_drafts_nothing(pair: Pair) -> None:
     asked = pair.ask(DOCUMENT.messages, keep_rate=0.1, max_tokens=24, sampling={"ignore_eos": True})
-    after = pair._engines.drafts.metrics()
+    assert pair._engines.drafts.metrics()["draft_requests"] == 0
     assert asked.text.strip().startswith(DOCUMENT.expected), asked.text
-    rounds, drafts = (after[name] - before[name] for name in ("rounds", "drafts"))
-    assert drafts > 0
-    assert rounds < 24  # without accepted drafts each of the 24 tokens needs its own round
     plain = replace(asked.prompt, session=None, look_ahead_tokens=np.empty(0, np.int32))
     again = pair.generate(plain, max_tokens=24, sampling={"ignore_eos": True})
     assert again.completions[0].token_ids.tolist() == asked.completions[0].token_ids.tolist()

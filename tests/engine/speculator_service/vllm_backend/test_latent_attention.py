@@ -49,7 +49,6 @@ async def test_heads(rig):
     profile = profile_of([(0, 1, 1.0), (1, 0, 2.0), (1, 3, 3.0)])
     for _ in range(2):
         assert await error(rig, random_prompt(300, seed=6), (250, 290), profile) <= TOLERANCE
-    assert rig.cached[0] > 0
 
 
 async def test_control_the_latent_part_of_the_key_matters(rig):

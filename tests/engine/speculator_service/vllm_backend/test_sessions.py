@@ -40,9 +40,9 @@ async def patient(rig):
 
 
 async def test_the_limits_of_sessions_are_those_of_the_engine(rig):
-    config, limits = rig.engine._engine.vllm_config, rig.engine.session_limits
-    assert limits.sessions == config.scheduler_config.max_num_seqs
-    assert limits.tokens == config.cache_config.kv_cache_size_tokens / 2
+    config = rig.engine._engine.vllm_config
+    assert rig.engine.max_sessions == config.scheduler_config.max_num_seqs
+    assert rig.engine.max_session_tokens == config.cache_config.kv_cache_size_tokens / 2
 
 
 async def test_an_engine_on_cpus_knows_that_its_reads_slow_the_target(rig):

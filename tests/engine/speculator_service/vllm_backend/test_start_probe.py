@@ -47,7 +47,7 @@ async def test_scores_of_other_tokens(engine, smollm2, monkeypatch):
 
 
 async def test_heads_are_found_and_pass_the_probe_by_themselves(engine, smollm2):
-    packaged = engine._arguments._profile
+    packaged = engine._profile
     engine.use_heads(None)
     try:
         found = await find_heads(engine, str(smollm2))
@@ -66,7 +66,7 @@ async def test_control_scores_of_other_tokens_find_no_heads(engine, smollm2, mon
         names, masses = await head_masses(*asked)
         return names, masses.roll(32, -1)
 
-    packaged = engine._arguments._profile
+    packaged = engine._profile
     monkeypatch.setattr(engine, "head_masses", behind)
     engine.use_heads(None)
     try:

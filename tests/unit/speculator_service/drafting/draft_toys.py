@@ -1,6 +1,7 @@
 """A drafter and a target without models: each next-token distribution is a row of a table that tests can enumerate."""
 
 import asyncio
+import math
 from collections import defaultdict
 
 import numpy as np
@@ -10,7 +11,6 @@ from kv_transfer.drafts import Drafted, DraftRequest, DraftRow
 from kv_transfer.messages import KeptPrompt
 from skim_common.errors import SessionLostError
 from skim_common.models.info import ModelInfo
-from speculator_service.engine import SessionLimits
 
 PROMPT = KeptPrompt.dense([1, 2, 3])
 
@@ -53,7 +53,7 @@ class ToyEngine:
     steps: how often each call yields to the event loop before it answers. overlaps: calls for a busy session.
     """
 
-    session_limits = SessionLimits()
+    max_sessions = max_session_tokens = math.inf
     shares_device = False
 
     def __init__(self, table, *, seed=0, steps=1):

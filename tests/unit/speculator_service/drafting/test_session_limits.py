@@ -10,7 +10,6 @@ from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.messages import KeptPrompt, SessionHandle
 from speculator_service.drafting import DraftService
-from speculator_service.engine import SessionLimits
 from target_service.drafting.exchange import DraftExchange
 from target_service.drafting.requests import AnswerEnd, DraftedRequests, Verified
 from target_service.drafting.session import DraftSettings
@@ -74,7 +73,7 @@ class Target:
 
 async def decoded(answers, steps):
     engine = ToyEngine(TABLE)
-    engine.session_limits = SessionLimits(LIMIT)
+    engine.max_sessions = LIMIT
     service = DraftService(engine)
     target = Target(service, [f"s{i}" for i in range(answers)])
     for _ in range(steps):
@@ -100,7 +99,7 @@ async def test_no_session_is_opened_again_and_all_keep_their_drafts(times):
 
 async def test_the_next_answer_gets_the_place_of_a_session_that_ended():
     engine = ToyEngine(TABLE)
-    engine.session_limits = SessionLimits(2)
+    engine.max_sessions = 2
     service = DraftService(engine)
     assert [bool(begun(service, name).session) for name in "abc"] == [True, True, False]
     await service.handle(DraftRequest(closed=["a"]))
@@ -112,7 +111,7 @@ async def test_the_next_answer_gets_the_place_of_a_session_that_ended():
 async def test_sessions_fill_the_tokens_that_the_engine_has_for_them():
     """Answers grow, so an equal prompt may find no room later. One session always finds some."""
     engine = ToyEngine(TABLE)
-    engine.session_limits = SessionLimits(tokens=10)
+    engine.max_session_tokens = 10
     service, short, long = DraftService(engine), KeptPrompt.dense([1, 2, 3]), KeptPrompt.dense(range(1, 21))
     assert begun(service, "long", long).session
     assert not begun(service, "a", short).session
@@ -124,7 +123,7 @@ async def test_sessions_fill_the_tokens_that_the_engine_has_for_them():
 
 async def test_a_session_over_the_whole_prompt_counts_all_of_its_tokens_and_leaves_the_engine_if_refused():
     engine = ToyEngine(TABLE)
-    engine.session_limits = SessionLimits(tokens=10)
+    engine.max_session_tokens = 10
     service, sparse = DraftService(engine), KeptPrompt(ids(1, 2), ids(0, 5), 6)
     engine.sessions |= {"a", "b"}
     assert [bool(begun(service, name, sparse, "full").session) for name in "ab"] == [True, False]

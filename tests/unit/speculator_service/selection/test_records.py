@@ -26,11 +26,11 @@ def test_the_longest_common_beginning_counts() -> None:
     records.add(ids((1, 100), (2, 100)), KEPT, OPTIONS)
     found = records.find(ids((1, 100), (2, 70), (3, 500)))
     assert found is not None
-    assert found.common == 170  # exact, although only whole blocks are hashed
-    assert found.record.positions.tolist() == KEPT.tolist()
+    assert found[1] == 170  # exact, although only whole blocks are hashed
+    assert found[0].positions.tolist() == KEPT.tolist()
     short = records.find(ids((1, 64)))
     assert short is not None
-    assert short.common == 64
+    assert short[1] == 64
 
 
 def test_of_several_the_newest_counts() -> None:
@@ -39,7 +39,7 @@ def test_of_several_the_newest_counts() -> None:
     records.add(ids((1, 64), (3, 64)), KEPT[:2], OPTIONS)
     found = records.find(ids((1, 64), (4, 64)))
     assert found is not None
-    assert found.record.positions.tolist() == KEPT[:2].tolist()
+    assert found[0].positions.tolist() == KEPT[:2].tolist()
 
 
 @pytest.mark.parametrize("other", [None, "", "b"])
@@ -76,10 +76,10 @@ def test_a_record_replaces_the_one_that_it_continues() -> None:
     records.add(ids((1, 100)), KEPT, OPTIONS)
     found = records.find(ids((1, 100)))
     assert found is not None
-    records.add(ids((1, 200)), KEPT[:2], OPTIONS, replaces=found.record)
+    records.add(ids((1, 200)), KEPT[:2], OPTIONS, replaces=found[0])
     assert (len(records), records.tokens) == (1, 200)
     # A second request that extended the old record meanwhile adds its own.
-    records.add(ids((1, 100), (2, 100)), KEPT, OPTIONS, replaces=found.record)
+    records.add(ids((1, 100), (2, 100)), KEPT, OPTIONS, replaces=found[0])
     assert len(records) == 2
 
 
@@ -89,7 +89,7 @@ def test_the_callers_arrays_are_not_shared() -> None:
     prompt[:], kept[:] = 2, 9
     found = records.find(ids((1, 64)))
     assert found is not None
-    assert (found.common, found.record.positions.tolist()) == (64, KEPT.tolist())
+    assert (found[1], found[0].positions.tolist()) == (64, KEPT.tolist())
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 1), max_size=8), st.sampled_from([None, "a"])), max_size=12))
@@ -101,7 +101,7 @@ def test_any_order_of_calls_finds_the_longest_common_beginning(prompts: list[tup
         prompt = np.repeat(np.array(blocks, np.int32), BLOCK_SIZE)
         found = records.find(prompt, salt)
         shared = [_shared(blocks, known) for known, known_salt in kept if known_salt == salt]
-        assert (0 if found is None else found.common) == BLOCK_SIZE * max(shared, default=0)
+        assert (0 if found is None else found[1]) == BLOCK_SIZE * max(shared, default=0)
         records.add(prompt, KEPT, OPTIONS, salt)
         kept = [([int(t) for t in record.token_ids[::BLOCK_SIZE]], _salt(record)) for record in records._records]
         assert records.tokens == sum(BLOCK_SIZE * len(known) for known, _ in kept) <= 20 * BLOCK_SIZE
