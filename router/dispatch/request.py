@@ -17,8 +17,8 @@ from kv_transfer.options import DecodeOptions
 from router.admission.api_keys import Caller
 from router.decision.choice import Decision
 from router.decision.forecast import Forecast
-from router.options.context_management import Edit
 from router.options.request import SYSTEM_ROLES, PrefillOptions
+from router.prompt.context_edits import Edit
 from router.prompt.keep_fields import KeepFields
 from router.prompt.protected_spans import PromptSpans
 from router.prompt.rendered import RenderedPrompt

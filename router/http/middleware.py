@@ -19,11 +19,11 @@ from router.dispatch.telemetry import TracedRequest, traced_request
 from router.http.body_fields import BodyFields, hinted_priority, read_fields
 from router.http.body_limits import BodyBudget, check_headers, read_body
 from router.http.response import DeferredResponse
-from router.options.context_management import FIELD, read_edits
 from router.options.errors import HttpError, RefusedError
 from router.options.headers import read_deadline, read_later_requests
 from router.options.request import DECODE, PREFILL, read_decode
 from router.options.settings import RouterConfig
+from router.prompt.context_edits import FIELD, read_edits
 from skim_common.deadline import Deadline
 from skim_common.errors import InvalidRequestError
 

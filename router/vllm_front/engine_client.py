@@ -25,8 +25,8 @@ from router.admission.api_keys import FIRST_PRIORITY
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CURRENT, CallState
-from router.options.context_management import FIELD
 from router.options.errors import HttpError, InvalidOptionError
+from router.prompt.context_edits import FIELD
 from router.prompt.control_tokens import ControlTokens, Handling
 from router.prompt.rendered import RenderedPrompt
 from router.vllm_front.renderer import ChatRecorder

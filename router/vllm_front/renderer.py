@@ -17,11 +17,10 @@ from cachetools import LRUCache
 from kv_transfer.layout import Frame
 from router.dispatch.apart import apart
 from router.dispatch.state import CURRENT, CallState
-from router.options.context_management import ClearThinking
 from router.options.errors import HttpError
 from router.options.request import shown
 from router.prompt.contents import ChatContents, MarkedChat, Messages, changed, chars_of, without_marks
-from router.prompt.context_edits import without_thinking, without_tool_uses
+from router.prompt.context_edits import ClearThinking, without_thinking, without_tool_uses
 from router.prompt.control_tokens import ControlTokens
 from router.prompt.frame import frame_messages, frame_of, settings_of
 from router.prompt.token_cache import KnownTokens

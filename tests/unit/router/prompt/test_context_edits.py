@@ -4,10 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from router.options.context_management import read_edits
 from router.options.errors import InvalidOptionError
 from router.prompt.contents import ChatContents
-from router.prompt.context_edits import PLACEHOLDER, cleared_uses, without_thinking, without_tool_uses
+from router.prompt.context_edits import PLACEHOLDER, cleared_uses, read_edits, without_thinking, without_tool_uses
 from tests.unit.router.prompt.test_contents import FAMILIES, TEMPLATES, WITHOUT_TOOLS, mapped, rendered
 
 USES, THINKING = "clear_tool_uses_20250919", "clear_thinking_20251015"

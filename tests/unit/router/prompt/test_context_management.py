@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.options.context_management import read_edits
 from router.options.errors import InvalidOptionError
+from router.prompt.context_edits import read_edits
 
 USES, THINKING = "clear_tool_uses_20250919", "clear_thinking_20251015"
 LONG = 10**9
