@@ -26,12 +26,10 @@ _ANSWER = msgspec.json.Decoder(BatchAnswer)
 
 
 class _Plan(msgspec.Struct):
-    """The content of plan.json. rows, parts: their numbers in the input."""
+    """The content of plan.json. version: of the way to divide an input."""
 
     version: int
     fingerprint: str
-    rows: int
-    parts: int
     finished: bool = False
 
 
@@ -72,11 +70,6 @@ class Journal:
                     f"{self._url} was begun with another input, or the input has changed since: use that input, "
                     f"give another --output, or remove {old} to start again"
                 )
-            if begun.parts != len(plan.parts):
-                raise SkimError(
-                    f"{self._url} was begun by a version of Skim that splits the input differently: finish it with "
-                    f"that version, or remove {self._url}.batch to start again"
-                )
             self._plan = begun
             if begun.finished:
                 self._remove_parts()
@@ -85,7 +78,7 @@ class Journal:
     def _begin(self, plan: InputPlan) -> None:
         self._remove_parts()
         self._fs.makedirs(self._parts, exist_ok=True)
-        self._write_plan(_Plan(VERSION, plan.fingerprint, plan.rows, len(plan.parts)))
+        self._write_plan(_Plan(VERSION, plan.fingerprint))
 
     def _read_plan(self) -> _Plan | None:
         if not self._fs.exists(self._plan_file):

@@ -75,11 +75,11 @@ class BatchAnswer(msgspec.Struct, frozen=True):
 
 
 class UnusableRowError(Exception):
-    """A line that cannot be sent. custom_id: None if it could not be read."""
+    """A line that cannot be sent. code: as in RowFault. custom_id: None if it could not be read."""
 
-    def __init__(self, fault: RowFault, custom_id: str | None) -> None:
-        super().__init__(fault.message)
-        self.fault, self.custom_id = fault, custom_id
+    def __init__(self, code: str, message: str, custom_id: str | None) -> None:
+        super().__init__(message)
+        self.fault, self.custom_id = RowFault(code, message), custom_id
 
 
 def parse(line: bytes) -> BatchRequest:
@@ -87,23 +87,21 @@ def parse(line: bytes) -> BatchRequest:
     try:
         row = msgspec.json.decode(line.removeprefix(_BOM))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _unusable("invalid_json_line", f"the line is not valid JSON: {error}", None) from None
+        raise UnusableRowError("invalid_json_line", f"the line is not valid JSON: {error}", None) from None
     try:
         request = msgspec.convert(row, BatchRequest)
     except msgspec.ValidationError as error:
-        raise _unusable("invalid_request", str(error), _custom_id(row)) from None
+        raise UnusableRowError("invalid_request", str(error), _custom_id(row)) from None
     if request.method != "POST":
-        raise _unusable("invalid_method", f"method must be POST, not {request.method!r}", request.custom_id)
+        raise UnusableRowError("invalid_method", f"method must be POST, not {request.method!r}", request.custom_id)
     if request.url not in ENDPOINTS:
         known = ", ".join(ENDPOINTS)
-        raise _unusable("invalid_url", f"url must be one of {known}, not {request.url!r:.80}", request.custom_id)
+        raise UnusableRowError("invalid_url", f"url must be one of {known}, not {request.url!r:.80}", request.custom_id)
     if request.body.get("stream"):
-        raise _unusable("invalid_request", "a batch cannot stream: leave `stream` out of the body", request.custom_id)
+        raise UnusableRowError(
+            "invalid_request", "a batch cannot stream: leave `stream` out of the body", request.custom_id
+        )
     return request
-
-
-def _unusable(code: str, message: str, custom_id: str | None) -> UnusableRowError:
-    return UnusableRowError(RowFault(code, message), custom_id)
 
 
 def _custom_id(row: Any) -> str | None:

@@ -77,9 +77,9 @@ def test_a_folder_of_ray_that_is_closed_is_named(skim, tmp_path: Path, monkeypat
     ran = skim("batch", *words)
     assert ran.code == 2
     assert "cannot start Ray on this machine: [Errno 13] Permission denied" in ran.error
-    assert "that this user may write to HOME and /tmp" in ran.error
+    assert "write to HOME and /tmp" in ran.error
     monkeypatch.setattr("ray.init", lambda **_: 1 / 0)
-    assert "see that memory, processors and disk of this machine are free" in skim("batch", *words).error
+    assert "cannot start Ray on this machine: division by zero" in skim("batch", *words).error
 
 
 def test_a_missing_extra_is_named(skim, monkeypatch) -> None:
