@@ -7,7 +7,7 @@ from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
 from cluster.config.vllm_options import with_paths
 from cluster.kuberay.pods import API_KEYS_PATH, TLS_PATH, Object
-from cluster.serve.app import APP_NAME, sizes_of
+from cluster.serve.app import APP_NAME, logging_options, sizes_of
 from skim_common.errors import SkimError
 
 Pool = TypeVar("Pool", bound=PoolConfig)
@@ -36,11 +36,7 @@ def serve_config(config: DeploymentConfig) -> Object:
                 "import_path": "cluster.serve.app:serve_app",
                 "args": _in_the_pods(config).model_dump(mode="json", exclude=NOT_ARGUMENTS),
                 "deployments": [{"name": name, **sizes} for name, sizes in sizes_of(config).items()],
-                "logging_config": {
-                    "log_level": config.observability.log_level.upper(),
-                    "encoding": config.observability.log_format.upper(),
-                    "enable_access_log": False,
-                },
+                "logging_config": logging_options(config.observability),
             }
         ],
     }

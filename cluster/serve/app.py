@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
-from ray.serve.schema import LoggingConfig
 
 from actors.pool_actor import PoolSettings
 from actors.ray_hooks.serve import deployment_name, set_version
@@ -48,14 +47,9 @@ SERVE_SWITCHES = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES + 2**16),
 }
-"""Environment of every process of a Ray cluster that serves Skim.
+"""Environment of every process of a Ray cluster that serves Skim; docs/architecture/deployment.md says what each does.
 
-The HTTP proxy sends requests to replicas over gRPC, as the router does. Each replica has one event loop, not three in
-threads that wait for one another: Serve calls a replica after its start, and a running engine computes elsewhere. Ray's
-workers lose their niceness of 15, because the engines are the main work of the machine. A replica that hangs is killed:
-another one needs its resources. A message between replicas may be as large as Skim's codec allows, beyond Serve's
-4 MiB. The controller looks at replicas twice a second, not ten times, which takes a quarter of what an idle deployment
-costs, and at proxies every 2 s, not every 10: a dead one is replaced after three looks.
+One event loop of a replica is enough: Serve calls it after its start, and a running engine computes elsewhere.
 """
 
 SERVE_OPTIONS: dict[str, Any] = {
@@ -215,7 +209,7 @@ def _most_requests(config: DeploymentConfig, name: str) -> float:
     return max((scaling.max_replicas * scaling.target_ongoing_requests for scaling in scalings), default=0.0)
 
 
-def logging_options(observability: ObservabilityConfig) -> LoggingConfig:
-    """The logging options of Serve's processes."""
+def logging_options(observability: ObservabilityConfig) -> dict[str, Any]:
+    """Fields of ray.serve.schema.LoggingConfig, for Serve's processes."""
     level, encoding = observability.log_level.upper(), observability.log_format.upper()
-    return LoggingConfig(log_level=level, encoding=encoding, enable_access_log=False)
+    return {"log_level": level, "encoding": encoding, "enable_access_log": False}

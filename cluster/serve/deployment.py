@@ -97,8 +97,9 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
             http_options=HTTPOptions(**http_options(config.router)),
             logging_config=LoggingConfig(log_level="WARNING"),
         )
+        logs = LoggingConfig(**logging_options(config.observability))
         serve.run_many(
-            [serve.RunTarget(build_app(config), name, "/", logging_options(config.observability))],
+            [serve.RunTarget(build_app(config), name, "/", logs)],
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )

@@ -120,8 +120,8 @@ def check_fit(config: DeploymentConfig, offered: Mapping[str, float], nodes: Seq
 
 def _check_nodes(name: str, parts: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]) -> None:
     """parts: what one replica takes on each of its nodes (`taken_by_one`)."""
-    suited = {index for index, node in enumerate(nodes) if _offers(node, parts[-1])}
-    if len(suited) >= len(parts) and any(_offers(nodes[index], parts[0]) for index in suited):
+    suited = [node for node in nodes if _offers(node, parts[-1])]
+    if len(suited) >= len(parts) and any(_offers(node, parts[0]) for node in suited):
         return
     needs = ", ".join(f"{amount:g} {resource}" for resource, amount in parts[0].items())
     if len(parts) == 1:

@@ -146,7 +146,7 @@ def arriving(deployments, http, logs):
 def served_here(config):
     placed = config.placed(on_gpus=config.kubernetes.gpus)
     http = HTTPOptions(**{**http_options(config.router), "host": "0.0.0.0"})
-    return arriving(infos(build_app(placed), APP_NAME), http, logging_options(config.observability))
+    return arriving(infos(build_app(placed), APP_NAME), http, LoggingConfig(**logging_options(config.observability)))
 
 
 def served_in_pods(config):

@@ -103,8 +103,8 @@ def test_wrong_settings_are_one_sentence():
 
 def test_logs():
     demo = load_config(EXAMPLES / "demo.yaml").observability
-    assert (logging_options(demo).log_level, logging_options(demo).encoding) == ("INFO", "TEXT")
-    assert logging_options(load_config(EXAMPLES / "multi-node.yaml").observability).encoding == "JSON"
+    assert (logging_options(demo)["log_level"], logging_options(demo)["encoding"]) == ("INFO", "TEXT")
+    assert logging_options(load_config(EXAMPLES / "multi-node.yaml").observability)["encoding"] == "JSON"
 
 
 def test_traces_reach_every_deployment():
