@@ -66,10 +66,8 @@ def plan(
 
 
 def stays_dense(choice: Decision, known: int, size: int) -> bool:
-    """Whether a turn of a conversation that was caught up runs dense although the estimate chose to skim it.
-
-    known: tokens of the prompt that the target has cached. size: of the prompt. Load has priority.
-    """
+    """Whether a turn that was caught up runs dense although time chose to skim it. known: its cached tokens in the
+    target. Load has priority."""
     return choice.reason != "load" and size - known <= min(known, FRESH_TOKENS)
 
 
@@ -84,10 +82,9 @@ def chunk_tokens(estimate_ms: Callable[[int], float | None]) -> int:
 def next_read(done: int, prompt: int, scored: int, total: int, chunk: int) -> tuple[int, int]:
     """The end of the next read of a prompt and its answer, and how many of its last tokens are scored.
 
-    done: tokens that are read. prompt: of the prompt. total: of both. scored: first tokens of the answer that are still
-    to be scored. chunk: at least two blocks. Each end but the last is that of a block, because the prefix cache finds
-    whole blocks. Log probabilities are computed for all tokens of a read, so the one with the scored tokens begins less
-    than a block before them.
+    done: tokens that are read. total: of prompt and answer. scored: first tokens of the answer that are still to be
+    scored. chunk: at least two blocks. Each end but the last is that of a block, because the prefix cache finds whole
+    blocks. Log probabilities are computed for all tokens of a read, so the scored one begins in the block before them.
     """
     goal = prompt + scored if scored else total
     if scored:

@@ -28,8 +28,7 @@ SPECULATOR_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """reason: one word for logs and headers, why the prompt runs dense; `requested` if it is speculative. Where time
-    decides, it is a word for that."""
+    """reason: why, in one word, for logs and headers."""
 
     speculative: bool
     reason: str
@@ -133,15 +132,11 @@ def estimate(reads: Reads, speculator: PoolTime, target: PoolTime, now: float, l
 
 
 def sooner(estimate: Estimate, before: Mode | None = None) -> Decision:
-    """Whether the first token is sooner speculative, by MARGIN and by what later turns lose then; else dense, which
-    reads the whole prompt.
+    """Speculative if its first token is sooner by MARGIN, after what later turns lose then; else dense.
 
     before: how the earlier turn of this prompt ran, if there was one. After a speculative turn, dense must be sooner by
-    MARGIN. MARGIN is a share of what the prompt itself takes. If it were one of the wait too, a loaded target would get
+    MARGIN. MARGIN is a share of what the prompt itself takes: were it one of the wait too, a loaded target would get
     dense prompts, which load it more.
-    Reasons: `cached` (dense, thanks to the target's cache), `sooner`, `later-turns` (dense, although this turn's first
-    token is sooner speculative), `load` (speculative, although its first token is sooner dense: that would delay others
-    more), `probe` (speculative, to measure the speculator again).
     """
 
     def less(ms: float) -> float:
@@ -152,9 +147,9 @@ def sooner(estimate: Estimate, before: Mode | None = None) -> Decision:
     speculative = alone + estimate.later
     if speculative < dense:
         return Decision(True, "sooner")
-    if speculative < dense + estimate.burden:
+    if speculative < dense + estimate.burden:  # a dense run would delay others more
         return Decision(True, "load")
-    if estimate.age_s * estimate.dense > STALE_S * speculative:
+    if estimate.age_s * estimate.dense > STALE_S * speculative:  # to measure the speculator again
         return Decision(True, "probe")
     if alone < dense:
         return Decision(False, "later-turns")
@@ -164,8 +159,7 @@ def sooner(estimate: Estimate, before: Mode | None = None) -> Decision:
 def fewer(reads: Reads, extra: float) -> Decision:
     """As `sooner`, before both pools have been measured: speculative, unless dense reads no more tokens.
 
-    Reasons: `unmeasured` (speculative), the others as in `sooner`.
-    extra: how many more tokens later turns read if this one runs speculative (`LaterTurns.extra_tokens`).
+    extra: tokens that later turns read more if this one runs speculative (`LaterTurns.extra_tokens`).
     """
     if reads.dense.tokens <= reads.kept.tokens:
         return Decision(False, "cached" if reads.dense.cached else "sooner")

@@ -4,8 +4,7 @@ The prompt of a complete answer rests. Its next turn is a prompt that begins wit
 REST_S, it counts as the last turn of its conversation; a next turn that comes after all counts besides.
 
 A prompt that runs speculative is a bet on its later turns too: each of them reads the new question on both pools and
-late units on the target, while a dense conversation reads only the new tokens. A client can tell their number
-(`router.options.headers`). Until a later turn was seen, it counts as SHORT_TEXT new tokens and LATE_TOKENS late ones.
+late units on the target, while a dense conversation reads only the new tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,15 +46,16 @@ def shape_of(roles: Sequence[str] | None, *, has_tools: bool) -> str:
 
 
 def middle(hashes: Sequence[bytes], opening: int) -> int | None:
-    """The block in the middle of what stands behind the opening: a next turn begins with all up to it. None without
-    one. hashes: of the prompt's blocks. opening: tokens that all conversations may share."""
+    """The block in the middle of what stands behind the opening, if there is one: a next turn begins with all up to it.
+
+    hashes: of the prompt's blocks. opening: tokens that all conversations may share, such as a system prompt.
+    """
     block = (min(len(hashes), _first(opening)) + len(hashes)) // 2
     return block if block < len(hashes) else None
 
 
 def goes_on(hashes: Sequence[bytes], opening: int, later: Sequence[bytes]) -> bool:
-    """Whether a later prompt is a turn of the same conversation. hashes, later: of the blocks of both prompts. opening:
-    as in `middle`."""
+    """Whether a later prompt is a turn of the same conversation. later: the hashes of its blocks."""
     block = middle(hashes, opening)
     return block is not None and block < len(later) and hashes[block] == later[block]
 
@@ -127,15 +127,13 @@ class LaterTurns:
         self._later, self._new, self._late = DecayingMean(DECAY), DecayingMean(DECAY), DecayingMean(DECAY)
 
     def began(self, tokens: int, known: int) -> None:
-        """A prompt of `tokens` tokens ran; the caches knew `known` of them, in whichever form. Both without the tokens
-        that stand before all turns, such as a system prompt, which prompts of many conversations share."""
+        """A prompt ran, of which the caches knew `known` tokens in whichever form; both without the opening."""
         is_later = 0 < tokens <= 2 * known
         self._later.add(is_later)
         self._new.add(is_later * (tokens - known), is_later)
 
     def extended(self, late: float) -> None:
-        """The target computed `late` tokens of a later turn's kept prompt besides those that are kept of the new
-        ones."""
+        """The target computed so many tokens of a later turn besides those that are kept of the new ones."""
         self._late.add(late)
 
     @property
@@ -174,9 +172,8 @@ class LaterTurns:
     ) -> float:
         """How much longer all later turns of a prompt are expected to take if it runs speculative, at least 0.
 
-        speculator: the milliseconds of its read of so many new tokens behind the prompt; None if it is not known. size:
-        tokens of the prompt, of which a selection keeps `kept`; the pools have them cached then. share: of new tokens
-        that are kept. turns: as the client has told; None: as expected.
+        speculator: the milliseconds of its read of so many new tokens; None if it is not known. size: tokens of the
+        prompt, of which a selection keeps `kept`. share: of new tokens that are kept. turns: None: as expected.
         """
         new = self._new_tokens
         read = speculator(new)

@@ -7,8 +7,7 @@ An explicit wish is obeyed: the guard does nothing for a request with `enabled: 
 coverage of its own, be it for one role, range or content.
 
 Catch-up measures how often the dense model would have given the same answer as a selection did (`Agreements`). Where
-the answers of a client's prompts of one shape differ too often, `auto` runs that kind dense. A client with options of
-its own teaches nothing: its answers do not tell what `auto` does by itself. Nor does a client teach for others.
+the answers to a client's prompts of one shape differ too often, `auto` runs that kind dense.
 """
 
 from collections import Counter, defaultdict

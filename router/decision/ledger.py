@@ -4,9 +4,9 @@ A ledger holds the chained hashes of the blocks of prompts (`kv_transfer.prefix_
 were used least recently. So a block counts as evicted once more tokens have been written to the pool since its last use
 than its caches hold: the horizon. The engines' own counts of cached tokens correct it.
 
-It approximates an LRU cache. All replicas of a pool count as one cache, to which each router writes its share. What is
-cached and used again makes others older only if it was in the older half. What is being read now is not counted yet.
-What other routers sent is unknown: a prefix that only they know counts as not cached.
+All replicas of a pool count as one LRU cache, to which each router writes its share. What is cached and used again
+makes others older only if it was in the older half. What is being read now is not counted yet. A prefix that only other
+routers sent counts as not cached.
 """
 
 from collections import Counter, OrderedDict
@@ -25,15 +25,11 @@ BLOCK_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """The known beginning of a prompt.
-
-    tokens: its length. kept: how many of these tokens the pool holds. age: tokens written to the pool since the last
-    use.
-    """
+    """The known beginning of a prompt."""
 
     tokens: int = 0
-    kept: int = 0
-    age: int = 0
+    kept: int = 0  # how many of these tokens the pool holds
+    age: int = 0  # tokens written to the pool since the last use
 
 
 @dataclass(slots=True)

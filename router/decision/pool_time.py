@@ -20,8 +20,8 @@ from skim_common.models.costs import LINEAR, Read, ReadCost
 PER_SIZE = 4
 """Reads that are remembered of each size class: from one power of two of `ReadCost.work` to the next."""
 CHANGE = 1.5
-"""After PER_SIZE reads in a row that took so many times longer than estimated, or shorter, the pool has changed its
-speed. Earlier reads are forgotten, but for those that were both larger and slower than all of these."""
+"""After PER_SIZE reads that took so many times longer than estimated, or shorter, the pool's speed has changed: earlier
+reads are forgotten, but for those that were both larger and slower."""
 NOISE = 0.1
 """The usual error of a measured time, as a share of it."""
 QUEUE_DECAY_S = 10.0
@@ -76,9 +76,7 @@ class PoolTime:
         """Milliseconds of a read, without the queue; None before ENOUGH reads."""
         if not self.is_known:
             return self._as_beside(self._beside, read) if self._beside else None
-        if self._fitted is None:
-            self._fitted = self._fit()
-        return float(self._terms(read) @ self._fitted)
+        return float(self._terms(read) @ self._coefficients())
 
     def _as_beside(self, beside: "PoolTime", read: Read) -> float | None:
         found = beside.estimate(read)
@@ -95,9 +93,7 @@ class PoolTime:
         """What the reads so far say; None before ENOUGH reads, and while the model's shape is not known."""
         if not self.is_known or self.cost == LINEAR:
             return None
-        if self._fitted is None:
-            self._fitted = self._fit()
-        fixed, *each = self._fitted.tolist()
+        fixed, *each = self._coefficients().tolist()
         return Speeds(fixed / 1e3, *(1e3 / ms if ms else math.inf for ms in each))
 
     @property
@@ -123,19 +119,21 @@ class PoolTime:
     def _terms(self, read: Read) -> np.ndarray:
         return np.array([1.0, self.cost.linear_flops(read), self.cost.attention_flops(read)])
 
-    def _fit(self) -> np.ndarray:
+    def _coefficients(self) -> np.ndarray:
         """Milliseconds of the fixed part and of one operation of either kind, each at least 0: float64 [3].
 
-        Least squares of the errors as shares of the times. They are shares of the measured times first, where a read
-        that took ten times too long (a compilation, a stopped process) counts a hundredth. Then those of the first fit,
-        without the reads that took CHANGE times longer.
+        Least squares of the errors as shares of the times: first of the measured ones, where a read that took ten times
+        too long counts a hundredth, then of those of the first fit, without the reads that took CHANGE times longer.
         """
+        if self._fitted is not None:
+            return self._fitted
         reads = [read for row in self._table.values() for read in row]
         terms, took = np.array([terms for terms, _ in reads]), np.array([ms for _, ms in reads])
         expected = terms @ _least_squares(terms, took, took)
         slower = took / expected
         usual = slower <= max(CHANGE, slower.min())
-        return _least_squares(terms[usual], took[usual], expected[usual])
+        self._fitted = _least_squares(terms[usual], took[usual], expected[usual])
+        return self._fitted
 
 
 def _least_squares(terms: np.ndarray, took: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -53,8 +53,8 @@ class KeptSizes:
 
     @property
     def opening(self) -> int:
-        """The tokens at the beginning that every selection keeps: the target reads them alike in both modes. 0 if it
-        keeps all, which is also so where no text is known."""
+        """The tokens at the beginning that every selection keeps: the target reads them alike in both modes. 0 if all
+        are kept, as where no text is known."""
         return int(np.argmax(self.fixed < 1))
 
     @property
@@ -83,18 +83,17 @@ class KeptSizes:
 
 
 class KeptShares:
-    """The shares that selections by a coverage kept of what may be dropped.
+    """The share that selections by a coverage kept of what may be dropped: a mean in which the latest counts half.
 
-    For each way to score (a word), each coverage and about as many texts, it is the mean of the latest, where each
-    counts half as much as the next one. One long text and a hundred messages keep different shares.
+    There is one for each way to score (a word), each coverage, and about as many texts: one long text and a hundred
+    messages keep different shares.
     """
 
     def __init__(self) -> None:
         self._shares: LRUCache[_Key, float] = LRUCache(WAYS)
 
     def of(self, way: str, options: SelectionOptions, sizes: KeptSizes) -> float:
-        """The share that a selection will keep; before there was one like it, that of any number of texts; before there
-        was one at all, the largest."""
+        """The share that a selection will keep: of one like it, else of any number of texts, else the largest."""
         if options.fixed_rate is not None:
             return options.fixed_rate
         largest = options.largest_share if options.keep_rate == AUTO else options.coverage or 1.0
@@ -143,8 +142,8 @@ class WindowReads:
         return max(1.0, self.plan.windows + new / (MEAN_SHARE * self.plan.size))
 
     def known(self, tokens: int, new: int = 0) -> float:
-        """The tokens that windows find in the cache if the first ones of the prompt were read before. Of the windows of
-        one prompt, the first one reads the head, and the others find it."""
+        """The tokens that windows find in the cache if the first ones of the prompt were read before. All windows but
+        the first find the head."""
         outside = self.size - self.plan.tokens
         return max(0, tokens - outside) + (self.count(new) - 1) * (self.head - self.head % BLOCK)
 

@@ -1,15 +1,14 @@
 """Catch-up: in idle time the target reads what a selection left out, so that the conversation's next turn runs dense.
 
-The prompt and its answer are read as a series of requests of the router's own, each with a longer beginning of them.
-The prefix cache makes each of them read its new chunk alone. So the router knows how far the target is, and can stop
-after any chunk. They have the client's cache salt, adapter and affinity, and the lowest priority; they pass no
-admission, are charged to no API key and count in no metric of clients.
+The prompt and its answer are read as a series of requests of the router's own, each with a longer beginning of them; by
+the prefix cache, each reads its new chunk alone. They have the client's cache salt, adapter and affinity, and the
+lowest priority; they pass no admission, are charged to no API key and count in no metric of clients.
 
 - No chunk begins while a prompt of a client waits or is read. Under load, the one that runs is cancelled, and asked for
   again later. Between its chunks each pauses, so that streams on its replica keep STREAM_SHARE of their speed.
 - The conversation's next turn ends its catch-up. The blocks that are done stay.
-- Affinity sends each chunk to the replica that the next turn prefers. If that one is too busy, or has lost the blocks,
-  the count of cached tokens tells: once it is read on, and at the second time the catch-up ends.
+- If the replica that the next turn prefers has lost the blocks, the count of cached tokens tells: once it is read on,
+  and at the second time the catch-up ends.
 
 The read of the answer also tells which of its tokens the dense model would have chosen (`router.decision.guard`).
 """

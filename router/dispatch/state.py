@@ -1,8 +1,7 @@
 """What happens to a request: `CallState` for one HTTP call, `Outcome` for each of its prompts.
 
-The middleware creates a `CallState` and sets it in a context variable. The engine client runs deep inside vLLM's HTTP
-app: it finds the request there, and the dispatcher writes down what happens. The middleware turns that into response
-headers.
+The middleware sets a `CallState` in a context variable, where the engine client finds it deep inside vLLM's HTTP app.
+The dispatcher writes down what happens, and the middleware turns that into response headers.
 """
 
 import asyncio
@@ -88,11 +87,8 @@ class Outcome:
 
     @property
     def catch_up_state(self) -> str:
-        """What becomes of the tokens that the target did not read, as an HTTP structured field (RFC 9651).
-
-        planned or off, with the reason. Of a prompt that lost none: caught-up, if `tokens` of it were read after an
-        earlier turn, or none.
-        """
+        """What becomes of the tokens that the target did not read, as an HTTP structured field (RFC 9651). Of a prompt
+        that lost none: caught-up, if `tokens` of it were read after an earlier turn, or none."""
         state = "caught-up" if self.caught_up else "none"
         if self.catch_up_reason:
             state = f"{'planned' if self.catches_up else 'off'};reason={self.catch_up_reason}"
