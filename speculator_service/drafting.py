@@ -75,18 +75,15 @@ class DrafterSession:
         self.sent = NOTHING
 
     def cancel(self) -> None:
-        """Cancel the engine's work for the session."""
         if self.work is not None:
             self.work.cancel()
 
 
 @dataclass(slots=True)
 class Counters:
-    """Counts since the start. rounds: messages that contain rows. draft_requests: rows in these messages.
-
-    drafts: tokens sent. opened: sessions adopted after a selection.
-    refused: selections that got no session because the engine drafts for as many answers as it can. evicted: sessions
-    closed because they were idle. lost: rows whose session is not here.
+    """Counts since the start. rounds: messages that contain rows. draft_requests: rows in these messages. drafts:
+    tokens sent. refused: selections for whose session there was no room. evicted: sessions closed because they were
+    idle. lost: rows whose session is not here.
     """
 
     rounds: int = 0
@@ -101,9 +98,8 @@ class Counters:
 class DraftService:
     """The drafting side of one speculator replica, over any engine.
 
-    A session begins after a selection, if it is within the engine's limits. It ends with its request, if it
-    is idle for too long, or if the engine lost it, and not to make room for another one. Later rows of an ended session
-    get no drafts.
+    A session ends with its request, if it is idle for too long, or if the engine lost it, and not to make room for
+    another one. Later rows of an ended session get no drafts.
     """
 
     def __init__(

@@ -81,10 +81,7 @@ class SpeculatorEngine(Engine, Protocol):
         ...
 
     async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
-        """Open a session over a kept prompt, prefilled at its original positions.
-
-        Used for `draft_context: kept`. cache_salt: as in ScoreRequest.
-        """
+        """Open a session over a kept prompt, prefilled at its original positions. cache_salt: as in ScoreRequest."""
         raise SessionLostError(NO_SESSIONS)
 
     async def draft(
@@ -95,9 +92,8 @@ class SpeculatorEngine(Engine, Protocol):
         answer: int32 [A], all tokens that the target has accepted, at positions M, M + 1, ...; the session's KV of
         other tokens is rolled back. With temperature 0 drafting is greedy, and top_m must be 0. Otherwise each token is
         sampled from the drafter's top `top_m` at that temperature, renormalised, and q is returned.
-        The engine batches calls for several sessions. A session may have only one call at a time. Cancelling the task
-        that awaits the call stops it before its next forward; the session stays usable.
-        Raises SessionLostError if the session was evicted or never opened.
+        A session may have only one call at a time. Cancelling the task that awaits the call stops it before its next
+        forward; the session stays usable. Raises SessionLostError if the session was evicted or never opened.
         """
         raise SessionLostError(NO_SESSIONS)
 

@@ -54,11 +54,8 @@ class SpeculatorService:
         *,
         records: Records | None = None,
     ) -> None:
-        """address: host:port of this replica's draft channel. With it, requests with decode options keep a session.
-        drafts: where the session begins.
-
-        An engine without `supports_drafts` keeps none. Its answers are drafted by their look-ahead tokens only.
-        records: by default its own, as many as the engine's prefix cache has room for.
+        """address: host:port of this replica's draft channel. With it, requests with decode options keep a session,
+        which begins in `drafts`. records: by default its own, as many as the engine's prefix cache has room for.
         """
         self.engine = engine
         self.address = address if engine.supports_drafts else None
@@ -96,9 +93,9 @@ class SpeculatorService:
     def _draft_context(self, reading: Reading) -> str | None:
         """What a drafting session of this request reads, as `DecodeOptions.draft_context`; None: there is no session.
 
-        A prompt that fills the engine's positions has none: no draft would fit behind it.
-        The engine keeps a session over the full prompt, which it has read for the scores. The drafter opens a session
-        over the kept prompt, while the target reads the same tokens. Windows leave no session over the full prompt.
+        A prompt that fills the engine's positions has none: no draft would fit behind it. The engine keeps a session
+        over the full prompt, which it has read for the scores, unless it read windows. One over the kept prompt is
+        opened while the target reads the same tokens.
         """
         decode, limit = reading.request.decode, min(self.info.max_model_len, self.info.max_position)
         if not self.address or decode is None or reading.request.size + UNDRAFTED >= limit:
@@ -146,14 +143,15 @@ class SpeculatorService:
 
     async def _choose(self, reading: Reading, scores: Scores) -> tuple[Extended, float]:
         """What is kept, and its share of the importance. Reads and writes the records."""
-        request = reading.request
+        request, regions = reading.request, _regions(reading.request.layout)
         fresh, share = await apart(request.size, _fresh_selection, reading, scores)
         if request.options.reuse != "on":
             return Extended(fresh, 0), share
         match, replaced, kept = self._find(reading, scores), None, Extended(fresh, 0)
         if match is not None:
             record, common = match
-            if _answers(record, request):
+            same = record.options == request.options and record.regions == regions
+            if same and np.array_equal(record.token_ids, request.token_ids):
                 kept = Extended(record.positions, record.positions.size)
             else:
                 kept = await apart(request.size, _extended, reading, scores, fresh, record, common)
@@ -164,14 +162,8 @@ class SpeculatorService:
             self._counts.reused_tokens += kept.reused
             self._counts.late_tokens += kept.late
             self._counts.compactions += kept.compacted
-        self.records.add(
-            request.token_ids,
-            kept.positions,
-            request.options,
-            request.cache_salt,
-            regions=_regions(request.layout),
-            replaces=replaced,
-        )
+        added = request.token_ids, kept.positions, request.options, request.cache_salt
+        self.records.add(*added, regions=regions, replaces=replaced)
         return kept, share
 
     def _find(self, reading: Reading, scores: Scores) -> tuple[Record, int] | None:
@@ -200,11 +192,9 @@ async def scores_of(engine: SpeculatorEngine, reading: Reading, *, keep_session:
     """The scores of the prompt [M] by the request's options: the speculator's attention, the words shared with the
     question (BM25), or their sum.
 
-    keep_session: as in `SpeculatorEngine.score`.
-
-    Words are in the sum where the layout has them: with retrieval heads by passages. Raises as
-    `SpeculatorEngine.score`, InvalidRequestError for a lexical selection without words, and SkimError for scores that
-    do not fit the prompt.
+    keep_session: as in ScoreRequest. Words are in the sum where the layout has them: with retrieval heads by passages.
+    Raises as `SpeculatorEngine.score`, InvalidRequestError for a lexical selection without words, and SkimError for
+    scores that do not fit the prompt.
     """
     request = reading.request
     options, layout = request.options, request.layout
@@ -277,12 +267,6 @@ def _extended(reading: Reading, scores: Scores, fresh: Int32Array, record: Recor
     free = reading.droppable & ~mask_of(request.layout.rate_spans, request.size)
     enough = free[kept.positions].sum() >= free[least].sum()
     return kept if enough else Extended(fresh, 0, compacted=True)
-
-
-def _answers(record: Record, request: SelectRequest) -> bool:
-    """Whether the record is of the same request: the same prompt with the same rules keeps the same tokens."""
-    same = record.options == request.options and record.regions == _regions(request.layout)
-    return same and np.array_equal(record.token_ids, request.token_ids)
 
 
 def _regions(layout: TextLayout) -> tuple[bytes, ...]:

@@ -24,7 +24,6 @@ from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import ModelInfo, text_config
 
 PACKAGED = resources.files("speculator_service") / "scoring" / "profiles"
-"""The profiles that Skim brings along."""
 
 
 class Head(BaseModel):
@@ -101,12 +100,6 @@ def save(profile: HeadProfile, path: Path) -> None:
         raise SkimError(f"cannot write {path}: {error.strerror}") from None
 
 
-def packaged(fingerprint: str) -> HeadProfile | None:
-    """The profile that Skim brings along for the model with this fingerprint."""
-    files = (Path(str(file)) for file in PACKAGED.iterdir() if file.name.endswith(".json"))
-    return next((profile for profile in map(load, files) if profile.fingerprint == fingerprint), None)
-
-
 def saved_file(fingerprint: str) -> Path:
     """Where `skim heads` saves the profile of the model with this fingerprint: in the user's cache folder.
 
@@ -136,24 +129,19 @@ def profile_of(model: ModelInfo, path: str | None) -> HeadProfile | None:
 
 
 def known(fingerprint: str) -> HeadProfile | None:
-    """The profile of `saved_file` on this machine, else the packaged one. Raises SkimError for a file that is none.
-
-    A cache folder that this user may not enter has none.
-    """
-    try:
-        file = saved_file(fingerprint)
-    except SkimError:
-        return packaged(fingerprint)
-    # Path.exists raises where a folder cannot be entered.
-    return load(file) if os.path.exists(file) else packaged(fingerprint)
+    """The profile of `saved_file` on this machine, else the packaged one. Raises SkimError for a file that is none."""
+    saved: Path | None = None
+    with suppress(SkimError):
+        saved = saved_file(fingerprint)
+    if saved is not None and os.path.exists(saved):  # Path.exists raises where a folder cannot be entered
+        return load(saved)
+    files = (Path(str(file)) for file in PACKAGED.iterdir() if file.name.endswith(".json"))
+    return next((profile for profile in map(load, files) if profile.fingerprint == fingerprint), None)
 
 
 def row_weights(question: float, last: float, rows: int) -> torch.Tensor:
-    """The weight of each query, float32 [rows + 1]: the question's rows, then the last prompt token.
-
-    The question's rows share `question`. Both weights count by their share of the sum. Without rows of a question the
-    last token has all of it.
-    """
+    """The weight of each query, float32 [rows + 1]: the question's rows, which share `question`, then the last prompt
+    token. Without rows of a question the last token has all of it."""
     if not rows:
         return torch.ones(1)
     return torch.tensor([question / rows] * rows + [last]) / (question + last)

@@ -1,7 +1,6 @@
-"""Finds the queries that each scored request needs from each engine step. Reads only the scheduler's output.
+"""Finds the queries that each scored request needs from each engine step, from the scheduler's output alone.
 
-`vllm.v1.core.sched.output.SchedulerOutput` contains the effects of chunked prefill, prefix-cache hits and preemption as
-token counts and block ids. They are the same for both of vLLM's model runners.
+It shows chunked prefill, prefix-cache hits and preemption as token counts and block ids, to both model runners alike.
 """
 
 import time
@@ -78,10 +77,7 @@ class Computed(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """One query to capture in this engine step.
-
-    slot: the place of the token's key in the KV cache. No other token of the batch has the same slot.
-    """
+    """One query to capture in this engine step. slot: the place of the token's key in the KV cache, its own."""
 
     request: ScoredRequest
     position: int
@@ -93,13 +89,9 @@ class RequestLedger:
 
     def __init__(self, block_size: int, group: int = 0, rows: int = STEP_ROWS) -> None:
         """block_size: tokens per block of the scheduler. group: index of the scored layers' KV cache group.
-
-        rows: limit for the question rows of one step, at least the number of requests in a step.
-        """
+        rows: limit for the question rows of one step, at least the number of requests in a step."""
         self.requests: dict[str, ScoredRequest] = {}
-        self._block_size = block_size
-        self._group = group
-        self._rows = rows
+        self._block_size, self._group, self._rows = block_size, group, rows
 
     def update(self, output: SchedulerOutput) -> list[Computed]:
         """Process one scheduling step; returns what it computes. Removes finished and aborted requests."""
@@ -110,9 +102,8 @@ class RequestLedger:
             if self._admit(new):
                 computed[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
-        for request_id, blocks, start in zip(
-            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
-        ):
+        known = zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)
+        for request_id, blocks, start in known:
             if request := self.requests.get(request_id):
                 if request_id in cached.resumed_req_ids:
                     request.blocks = []
@@ -130,7 +121,7 @@ class RequestLedger:
         same ones.
         """
         share = self._rows // max(1, sum(bool(part.rows) for part in computed))
-        found = []
+        wanted, size = [], self._block_size
         for part in computed:
             request, rows = part.request, part.rows
             if len(rows) > share:
@@ -139,8 +130,9 @@ class RequestLedger:
                 request.questions = list(filter(None, kept))
             if part.end - 1 in request.steps:
                 rows = [*rows, part.end - 1]
-            found += [Wanted(request, position, self._slot(request, position)) for position in rows]
-        return found
+            slots = (request.blocks[position // size] * size + position % size for position in rows)
+            wanted += [Wanted(request, position, slot) for position, slot in zip(rows, slots, strict=True)]
+        return wanted
 
     def _admit(self, new: NewRequestData) -> bool:
         """Add a request that needs scores. For the V2 runner, a resumed request is a new one with known tokens."""
@@ -153,7 +145,3 @@ class RequestLedger:
         queries, blocks = msgspec.convert(asked, ScoreQueries), list(new.block_ids[self._group])
         self.requests[new.req_id] = ScoredRequest(new.req_id, new.prompt_len, queries, blocks)
         return True
-
-    def _slot(self, request: ScoredRequest, position: int) -> int:
-        block, offset = divmod(position, self._block_size)
-        return request.blocks[block] * self._block_size + offset

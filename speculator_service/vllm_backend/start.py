@@ -44,14 +44,19 @@ def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: 
     """
     check_options("speculator", options, (*OWN_SETTINGS, *CHOSEN_SETTINGS))
     config = _engine_config(model, max_model_len, tensor_parallel, options)
-    if config.model_config.is_hybrid:
-        config = _with_states(model, max_model_len, tensor_parallel, options)
+    if config.model_config.is_hybrid and not options.get("enable_prefix_caching", True):
+        _log.warning("speculator %s does not draft: without a prefix cache, each round would read the prompt", model)
+    elif config.model_config.is_hybrid:
+        # vLLM caches the states of linear attention and state spaces at the ends of blocks, which hold hundreds of
+        # tokens, and at the last multiple of `prefix_match_unit` tokens of a prompt. The sizes of blocks are multiples.
+        unit = 32 if current_platform.is_cpu() else 16
+        config = _engine_config(model, max_model_len, tensor_parallel, {"prefix_match_unit": unit, **options})
     # Windowed layers then keep the KV of the whole prompt, in one group with the others. Drafting sessions
     # and multi-step scheduling need this. vLLM cannot unite state-space layers with others.
     config.scheduler_config.disable_hybrid_kv_cache_manager = not config.model_config.is_hybrid
     _refuse_unsupported(model, config)
     _refuse_full_graphs(model, config.compilation_config, v2=config.use_v2_model_runner)
-    return start(config, _failure(model), disable_log_stats=True)
+    return start(config, f"speculator {model} did not start", disable_log_stats=True)
 
 
 def engine_length(model: str, max_model_len: int, max_position: int) -> int:
@@ -67,11 +72,7 @@ def engine_length(model: str, max_model_len: int, max_position: int) -> int:
 
 
 def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options: Mapping[str, Any]) -> VllmConfig:
-    settings = {
-        "enable_prefix_caching": True,
-        "enable_chunked_prefill": True,
-        **options,
-    }
+    settings = {"enable_prefix_caching": True, "enable_chunked_prefill": True, **options}
     window = window_of_all_layers(text_config(model))
     if window is not None:
         # Within its window, a model whose layers all have one is a model with full attention.
@@ -86,7 +87,7 @@ def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options
         graphs = {"cudagraph_mode": "FULL_AND_PIECEWISE", **(options.get("compilation_config") or {})}
         settings["compilation_config"] = graphs
     config = engine_config(
-        _failure(model),
+        f"speculator {model} did not start",
         **settings,
         **OWN_SETTINGS,
         model=model,
@@ -99,24 +100,6 @@ def _engine_config(model: str, max_model_len: int, tensor_parallel: int, options
     if not config.use_v2_model_runner and compilation.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE:
         compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE
     return config
-
-
-def _with_states(model: str, max_model_len: int, tensor_parallel: int, options: Mapping[str, Any]) -> VllmConfig:
-    """The configuration of a model with linear attention or a state space.
-
-    vLLM caches the states of such layers at the ends of blocks, which hold hundreds of tokens ("align" of
-    vllm.config.cache.MambaCacheMode), and at the last multiple of `prefix_match_unit` tokens of a prompt. So a drafting
-    round computes fewer tokens again than the unit has.
-    """
-    if not options.get("enable_prefix_caching", True):
-        _log.warning("speculator %s does not draft: without a prefix cache, each round would read the prompt", model)
-        return _engine_config(model, max_model_len, tensor_parallel, options)
-    unit = 32 if current_platform.is_cpu() else 16  # the sizes of blocks are multiples of it
-    return _engine_config(model, max_model_len, tensor_parallel, {"prefix_match_unit": unit, **options})
-
-
-def _failure(model: str) -> str:
-    return f"speculator {model} did not start"
 
 
 def _refuse_unsupported(model: str, config: VllmConfig) -> None:
