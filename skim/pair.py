@@ -269,9 +269,9 @@ class Pair:
         options = options.model_copy(update={"enabled": ALWAYS if options.enabled else False})
         call = CallState(Request(options, self._decode or DecodeOptions(), decode_is_explicit=True))
         logprobs = sampling.get("prompt_logprobs") is not None
-        asked = Prompt(prompt, {**sampling, "output_kind": FINAL_ONLY}, sampling["max_tokens"] or 0, logprobs)
+        prompted = Prompt(prompt, {**sampling, "output_kind": FINAL_ONLY}, sampling["max_tokens"] or 0, logprobs)
         try:
-            output = await _only(self._dispatcher.run(self._engines.name("ask"), asked, call))
+            output = await _only(self._dispatcher.run(self._engines.name("ask"), prompted, call))
         except SelectionFailedError as failed:
             raise failed.error from None
         [outcome] = call.prompts

@@ -74,11 +74,11 @@ def _chat(messages: Messages, tokenizer: Any, options: PrefillOptions) -> Render
     def rendered(chat: Messages) -> str:
         return as_given(for_template(chat, parts=parts))
 
-    asked, keeps = messages_with_keeps(messages)
+    plain, keeps = messages_with_keeps(messages)
     try:
-        text = rendered(without_marks(asked, keeps) if keeps else messages)
+        text = rendered(without_marks(plain, keeps) if keeps else messages)
         text.encode()
-        marked = MarkedChat(asked, text, keeps, system="system" in options.keep_by_role)
+        marked = MarkedChat(plain, text, keeps, system="system" in options.keep_by_role)
         chat = marked.contents(rendered(marked.messages))
     except InvalidRequestError:
         raise

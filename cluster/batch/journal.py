@@ -132,8 +132,8 @@ class Journal:
         """The content of the output."""
         for start in range(0, len(parts), READ_AHEAD):
             some = parts[start : start + READ_AHEAD]
-            found = self._fs.cat_ranges([self._path(part) for part in some], 0, None, on_error="raise")
-            for part, data in zip(some, found, strict=True):
+            contents = self._fs.cat_ranges([self._path(part) for part in some], 0, None, on_error="raise")
+            for part, data in zip(some, contents, strict=True):
                 self._count(part, data, totals)
                 yield data
 

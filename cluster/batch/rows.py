@@ -95,8 +95,10 @@ def parse(line: bytes) -> BatchRequest:
     if request.method != "POST":
         raise UnusableRowError("invalid_method", f"method must be POST, not {request.method!r}", request.custom_id)
     if request.url not in ENDPOINTS:
-        known = ", ".join(ENDPOINTS)
-        raise UnusableRowError("invalid_url", f"url must be one of {known}, not {request.url!r:.80}", request.custom_id)
+        endpoints = ", ".join(ENDPOINTS)
+        raise UnusableRowError(
+            "invalid_url", f"url must be one of {endpoints}, not {request.url!r:.80}", request.custom_id
+        )
     if request.body.get("stream"):
         raise UnusableRowError(
             "invalid_request", "a batch cannot stream: leave `stream` out of the body", request.custom_id

@@ -182,7 +182,7 @@ def serve(
     # The file's target, and options of vLLM that other engines do not know.
     emptied = ["target"] if select_only else []
     emptied += ["target.engine_options", "speculator.engine_options"] if engine not in (None, "vllm") else []
-    own = {
+    settings = {
         "target.model": target,
         "target.tensor_parallel": tensor_parallel,
         "target.engine": None if select_only else engine,
@@ -194,7 +194,7 @@ def serve(
         "router.port": port,
         "router.select_only": select_only,
     }
-    given = {name: value for name, value in own.items() if value is not None}
+    given = {name: value for name, value in settings.items() if value is not None}
     deployment = config_from_flags(config, {**{name: {} for name in emptied}, **flags, **given})
     from cluster.serve.front_process import begin_check
 
@@ -260,8 +260,8 @@ def status(
 
 def _announce(url: str, config: "DeploymentConfig", how_it_stops: str = "") -> None:
     chat = "chat/completions", {"messages": [{"role": "user", "content": "..."}]}
-    path, asked = ("select", {"text": "...", "question": "..."}) if config.router.select_only else chat
-    body = json.dumps({"model": config.served_model_name, **asked})
+    path, fields = ("select", {"text": "...", "question": "..."}) if config.router.select_only else chat
+    body = json.dumps({"model": config.served_model_name, **fields})
     progress.print(f"\nReady at [bold]{url}/v1[/]{how_it_stops}\n")
     curl = f"  curl {url}/v1/{path} -H 'content-type: application/json' \\\n    -d '{body}'\n"
     progress.print(curl, markup=False, soft_wrap=True)

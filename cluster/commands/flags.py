@@ -90,8 +90,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**given: Any) -> None:
-        own = {name: group(**{f.name: given.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
-        command(**given, **own)
+        objects = {name: group(**{f.name: given.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
+        command(**given, **objects)
 
     run.__signature__ = inspect.Signature([option.replace(kind=option.KEYWORD_ONLY) for option in options])  # type: ignore[attr-defined]
     run.__annotations__ = {option.name: option.annotation for option in options}

@@ -47,8 +47,8 @@ def heads(
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("starting the speculator", total=None)
 
-        def show(done: int, of: int) -> None:
-            bar.update(task, completed=done, total=of, description="reading prompts")
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, description="reading prompts")
 
         engine = create_engine("vllm", place, options=options)
         try:
@@ -59,6 +59,6 @@ def heads(
         raise SkimError(f"no heads of {model} find what a question asks for, so it has no head profile")
     file = output or saved_file(profile.fingerprint)
     save(profile, file)
-    found = ", ".join(f"({head.layer}, {head.head}) {head.weight:g}" for head in profile.heads)
-    print_line(f"Heads of {profile.model} (layer, head) with their weights: {found}")
+    weights = ", ".join(f"({head.layer}, {head.head}) {head.weight:g}" for head in profile.heads)
+    print_line(f"Heads of {profile.model} (layer, head) with their weights: {weights}")
     print_line(f"Wrote {file}")

@@ -29,10 +29,10 @@ def lazy_group(panels: Mapping[str | None, Mapping[str, str]]) -> type[TyperGrou
 def _load(name: str, place: str, panel: str | None) -> Any:
     """The click command of the function or the `typer.Typer` at `place`."""
     module, _, attribute = place.partition(":")
-    found = getattr(import_module(module), attribute)
+    target = getattr(import_module(module), attribute)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    if isinstance(found, typer.Typer):
-        app.add_typer(found, name=name, rich_help_panel=panel)
+    if isinstance(target, typer.Typer):
+        app.add_typer(target, name=name, rich_help_panel=panel)
         return typer.main.get_group(app).get_command(None, name)  # type: ignore[arg-type]
-    app.command(name, rich_help_panel=panel)(found)
+    app.command(name, rich_help_panel=panel)(target)
     return typer.main.get_command(app)

@@ -99,16 +99,16 @@ async def selected(url: str, body: dict[str, Any]) -> str:
     """The kept lines of `body.text`, as `/v1/select` writes them. Raises SkimError."""
     base, key = url.rstrip("/").removesuffix("/v1"), os.environ.get("OPENAI_API_KEY")
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    told: Any = None
+    reply: Any = None
     try:
         async with httpx.AsyncClient(timeout=TIMEOUT_S, headers=headers, **client_options(base)) as client:
             answer = await client.post(f"{base}/v1/select", json=body)
-            told = answer.json()
+            reply = answer.json()
             if answer.is_success:
-                return str(told["data"][0]["text"])
+                return str(reply["data"][0]["text"])
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
-        if not told:
+        if not reply:
             raise SkimError(f"the endpoint did not answer: {one_line(error) or type(error).__name__}") from None
-    problem = told.get("error") if isinstance(told, dict) else None
+    problem = reply.get("error") if isinstance(reply, dict) else None
     message = problem.get("message") if isinstance(problem, dict) else None
     raise SkimError(str(message or "the endpoint is no Skim endpoint; correct --url"))

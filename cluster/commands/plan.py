@@ -88,10 +88,10 @@ def size(
     )
     console.print(table)
     for name, parts in {"Skim": ("speculator", "target"), "plain vLLM": ("plain vLLM",)}.items():
-        found = [one for one in map(pools.get, parts) if one]
-        if len(found) == len(parts):
-            first = sum(one["wait_s"] + one["prefill_s"] for one in found) + machine.skim_s * (len(parts) - 1)
-            gpus = sum(one["tensor_parallel"] * one["replicas"] for one in found)
+        used = [one for one in map(pools.get, parts) if one]
+        if len(used) == len(parts):
+            first = sum(one["wait_s"] + one["prefill_s"] for one in used) + machine.skim_s * (len(parts) - 1)
+            gpus = sum(one["tensor_parallel"] * one["replicas"] for one in used)
             print_line(f"{name}: {gpus:g} GPU{'s' * (gpus != 1)}, the first token after {first:.2f} s.")
     length = f"from {sooner:,} tokens" if sooner else "at no length"
     print_line(f"One prompt alone: its first token is sooner with Skim {length}.")

@@ -61,8 +61,8 @@ class PromptText:
     def of(cls, prompt: RenderedPrompt, tokens: TokenText) -> "PromptText":
         """The text of a prompt. tokens: of its model."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        known = len(tokens.pieces)
-        parts = [decoder.decode(tokens.pieces[i] if i < known else UNKNOWN) for i in prompt.token_ids.tolist()]
+        vocabulary = len(tokens.pieces)
+        parts = [decoder.decode(tokens.pieces[i] if i < vocabulary else UNKNOWN) for i in prompt.token_ids.tolist()]
         parts[-1] += decoder.decode(b"", final=True)
         text, cuts = "".join(parts), np.cumsum([0, *map(len, parts)])
         return cls(text, cuts, prompt.message_spans())
@@ -96,7 +96,7 @@ def explain_page(
 
 def visible(text: str) -> str:
     """`text` with a name in place of each character that is invisible, a control or not valid: U+202E, for example."""
-    return _NAMED.sub(lambda found: f"\u27e6U+{ord(found[0]):04X}\u27e7", text)
+    return _NAMED.sub(lambda match: f"\u27e6U+{ord(match[0]):04X}\u27e7", text)
 
 
 def _data(explanation: Mapping[str, Any], prompt: PromptText, notes: Sequence[tuple[str, str]]) -> dict[str, Any]:
