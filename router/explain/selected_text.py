@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,21 +19,14 @@ CUT = "..."
 """Stands where a part of a line is left out."""
 
 
-class KeptLines(NamedTuple):
-    """text: the kept lines, each with its number. lines: their numbers, from 1, as ranges of the first and the last."""
-
-    text: str
-    lines: list[tuple[int, int]]
-
-
-def kept_lines(text: str, spans: Sequence[CharSpan]) -> KeptLines:
-    """The lines of `text` that have a kept character other than white space. spans: what is kept of it, in order and
-    apart.
+def kept_lines(text: str, spans: Sequence[CharSpan]) -> tuple[str, list[tuple[int, int]]]:
+    """The lines of `text` that have a kept character other than white space, each with its number; and their numbers,
+    from 1, as ranges of the first and the last. spans: what is kept of it, in order and apart.
 
     Blank lines are kept between two kept lines.
     """
     shown: list[str] = []
-    numbers: list[int] = []
+    ranges: list[tuple[int, int]] = []
     blank: list[int] = []  # since the last other line
     left_out = at = start = 0
     for number, line in enumerate(text.split("\n"), 1):
@@ -41,13 +34,13 @@ def kept_lines(text: str, spans: Sequence[CharSpan]) -> KeptLines:
         while at < len(spans) and spans[at][1] <= start:
             at += 1
         if piece := _kept_of(text, (start, end), spans, at):
-            if left_out:
-                shown.append(_mark(left_out + len(blank)))
-            elif numbers:
+            if left_out or not ranges:
+                shown += [_mark(left_out + len(blank))] if left_out else []
+                ranges.append((number, number))
+            else:
                 shown += [f"{one}:" for one in blank]
-                numbers += blank
+                ranges[-1] = ranges[-1][0], number
             shown.append(f"{number}: {piece}")
-            numbers.append(number)
             left_out, blank = 0, []
         elif line.strip():
             left_out, blank = left_out + len(blank) + 1, []
@@ -56,40 +49,28 @@ def kept_lines(text: str, spans: Sequence[CharSpan]) -> KeptLines:
         start = end + 1
     if left_out:
         shown.append(_mark(left_out))
-    return KeptLines("\n".join(shown), _ranges(numbers))
+    return "\n".join(shown), ranges
 
 
 def _kept_of(text: str, line: CharSpan, spans: Sequence[CharSpan], at: int) -> str:
     """What is kept of a line, with marks where a part of it is left out; empty if nothing is. at: of the first span
     that does not end before it."""
-    pieces: list[str] = []  # between two gaps each
-    start = end = line[0]  # of what is kept since the last gap
-    while at < len(spans) and spans[at][0] < line[1]:
-        first, last = max(spans[at][0], line[0]), min(spans[at][1], line[1])
-        if text[first:last].strip():
-            if text[end:first].strip():
-                pieces.append(text[start:end])
-                start = first
+    shown, (end, line_end) = "", line
+    while at < len(spans) and spans[at][0] < line_end:
+        first, last = max(spans[at][0], line[0]), min(spans[at][1], line_end)
+        piece, gap = text[first:last], text[end:first]
+        if piece.strip():
+            if gap.strip():
+                shown = f"{shown.rstrip()} {CUT} {piece.lstrip()}" if shown else f"{CUT} {piece.lstrip()}"
+            else:
+                shown += gap + piece
             end = last
         at += 1
-    if start == end:
-        return ""
-    pieces.append(text[start:end])
-    if text[end : line[1]].strip():
-        pieces.append("")
-    shown = f" {CUT} ".join([pieces[0].rstrip(), *(piece.strip() for piece in pieces[1:])])
-    return (shown if pieces[0] else shown.lstrip()).rstrip()
+    return f"{shown.rstrip()} {CUT}" if shown and text[end:line_end].strip() else shown.rstrip()
 
 
 def _mark(lines: int) -> str:
     return f"{CUT} {lines} line{'' if lines == 1 else 's'} left out {CUT}"
-
-
-def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    if not numbers:
-        return []
-    edges = [0, *(i for i, (one, two) in enumerate(pairwise(numbers), 1) if two != one + 1), len(numbers)]
-    return [(numbers[first], numbers[end - 1]) for first, end in pairwise(edges)]
 
 
 class PlacedText:
@@ -164,14 +145,14 @@ class SelectedPrompt:
         first, end = placed.tokens
         kept, coverage = self._kept[first:end], self._coverage_of_all
         spans = merged([placed.chars(*run) for run in (spans_of(placed.shown(kept)) + first).tolist()])
-        lines, tokens = kept_lines(placed.text, spans), int(kept.sum())
+        (text, lines), tokens = kept_lines(placed.text, spans), int(kept.sum())
         if self._scores is not None:
             weights = self._scores[first:end]
             total = float(weights.sum())
             coverage = float(weights[kept].sum()) / total if total else float(kept.mean()) if kept.size else 1.0
         answer = {
-            "text": lines.text,
-            "lines": lines.lines,
+            "text": text,
+            "lines": lines,
             "spans": spans,
             "coverage": float(f"{coverage:.6g}"),
             "usage": {"prompt_tokens": end - first, "kept_tokens": tokens, "dropped_tokens": end - first - tokens},

@@ -16,12 +16,6 @@ from typing import Any, cast
 from skim_common.errors import SkimError
 
 
-class _NoMeter:
-    """A Meter that records nothing."""
-
-    def record(self, name: str, value: float, **tags: str) -> None: ...
-
-
 def read_flags(lines: Sequence[Sequence[str]], own: Sequence[str]) -> list[dict[str, Any]]:
     """lines: each the words of a command line. own: as in `given_flags`, whose results these are."""
     from router.vllm_front.flags import given_flags
@@ -64,6 +58,7 @@ def check_front(
     check_options(**given)
     if not is_here:
         return
+    from actors.observability.metrics import ProcessMeter
     from router.dispatch.dispatcher import Dispatcher
     from router.options.request import PrefillOptions, SpeculationOptions
     from router.options.settings import RouterConfig
@@ -80,7 +75,7 @@ def check_front(
     folder = local_folder(model, weights=False)
     served = ServedModel(folder, root, tuple(names), info.max_model_len, front_options)
     config, no_pools = RouterConfig.model_validate(settings), cast(Any, None)
-    dispatcher = Dispatcher(no_pools, PrefillOptions(), SpeculationOptions(), config, _NoMeter())
+    dispatcher = Dispatcher(no_pools, PrefillOptions(), SpeculationOptions(), config, ProcessMeter())
     asyncio.run(build_openai_app(dispatcher, served, config))
 
 
