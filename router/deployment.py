@@ -25,7 +25,7 @@ from router.admission.intake_lock import IntakeLock
 from router.dispatch.dispatcher import Dispatcher
 from router.explain.log import Part
 from router.http.deployment_metrics import DeploymentMetrics
-from router.http.gate import DrainingApp, StartingApp
+from router.http.gate import Gate
 from router.options.request import PolicyOptions, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.pools.availability import TIMEOUT_S, PoolStates, ServeState, watch_pools
@@ -92,16 +92,15 @@ class RouterDeployment:
         self._vllm_options = dict(vllm_options)
         self._tell_metrics: Callable[[], Exposition] | None = None
 
-    async def __serve_build_asgi_app__(self) -> DrainingApp:
+    async def __serve_build_asgi_app__(self) -> Gate:
         self._serve_state = ServeState()
         self._watch = asyncio.create_task(
             watch_pools(self._serve_state, self._serve_state.probes, self._states, self._meter)
         )
-        self._app = StartingApp(self._build_app, self._settings.admission_timeout_s, self._others_serve)
+        self._app = Gate(self._build_app, self._settings.admission_timeout_s, self._others_serve)
         async with retried_start("router", self._model, self._vllm_options, limit_s=None):
             await self._app.start()
-        self._front = DrainingApp(self._app)
-        return self._front
+        return self._app
 
     async def reconfigure(self, sizes: Mapping[str, Any]) -> None:
         """Serve calls it with the deployment's `user_config` before the first request, and whenever that has changed.
@@ -111,9 +110,9 @@ class RouterDeployment:
         self._admission.resize(**sizes)
 
     async def drain(self) -> bool:
-        """As `DrainingApp.drain`; who deletes the application asks for it."""
+        """As `Gate.drain`; who deletes the application asks for it."""
         self._dispatcher.catch_ups.close()
-        return self._front.drain()
+        return self._app.drain()
 
     async def serves(self) -> bool:
         """Whether this router has its app; routers that start ask for it."""

@@ -31,7 +31,7 @@ _NOT_READY = HttpError(
 )
 
 
-class StartingApp:
+class Gate:
     """An ASGI app that builds the real app in the background and forwards everything to it; before, it answers 503.
 
     build: called again, with growing pauses, until it succeeds. startup_timeout_s: how long the start waits for the app
@@ -49,6 +49,8 @@ class StartingApp:
         self._app: ASGIApp | None = None
         self._task: asyncio.Task[None] | None = None
         self._lifespan = AsyncExitStack()
+        self._draining = False
+        self._running = self._arrived = 0
         self.problem = Problem(WAITING)
 
     async def start(self) -> None:
@@ -74,12 +76,24 @@ class StartingApp:
             await receive()
             await self._end()
             await send({"type": "lifespan.shutdown.complete"})
+        elif scope["type"] == "http":
+            app = self._app or _NOT_READY.response(scope["path"])
+            self._arrived += 1
+            self._running += 1
+            try:
+                await app(scope, receive, closing(send, lambda: self._draining))
+            finally:
+                self._running -= 1
         elif self._app is not None:
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await _NOT_READY.response(scope["path"])(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1013})
+
+    def drain(self) -> bool:
+        """From now on answers close their connection. Whether a request runs, or has come since the last call."""
+        busy = bool(self._running or self._arrived)
+        self._draining, self._arrived = True, 0
+        return busy
 
     async def _end(self) -> None:
         if self._task is not None:
@@ -121,29 +135,3 @@ def closing(send: Send, is_draining: Callable[[], bool]) -> Send:
         await send(message)
 
     return send_closing
-
-
-class DrainingApp:
-    """An ASGI app that forwards everything to `app`."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._draining = False
-        self._running = self._arrived = 0
-
-    def drain(self) -> bool:
-        """From now on answers close their connection. Whether a request runs, or has come since the last call."""
-        busy = bool(self._running or self._arrived)
-        self._draining, self._arrived = True, 0
-        return busy
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        self._arrived += 1
-        self._running += 1
-        try:
-            await self._app(scope, receive, closing(send, lambda: self._draining))
-        finally:
-            self._running -= 1

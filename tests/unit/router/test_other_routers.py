@@ -12,7 +12,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from router import deployment
 from router.deployment import RouterDeployment
 from router.explain.log import Entry, RequestLog
-from router.http.gate import StartingApp
+from router.http.gate import Gate
 from router.options.settings import RouterConfig
 from router.pools.availability import Replicas
 from skim_common.errors import ModelError, SkimError
@@ -139,7 +139,7 @@ async def test_a_router_serves_once_it_has_its_app():
         return SimpleNamespace()
 
     router = object.__new__(RouterDeployment)
-    router._app = StartingApp(build, 3600.0, router.serves)
+    router._app = Gate(build, 3600.0, router.serves)
     assert not await router.serves()
     await router._app.start()
     assert await router.serves()

@@ -10,12 +10,19 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from router.http.gate import DrainingApp
+from router.http.gate import Gate
 from tests.unit.kv_transfer.channel_peer import until
 
 
+def built(app) -> Gate:
+    """A gate whose app is there."""
+    gate = Gate(None, 0.0, None)
+    gate._app = app
+    return gate
+
+
 @contextmanager
-def serving(app: DrainingApp) -> Iterator[str]:
+def serving(app: Gate) -> Iterator[str]:
     """The URL of uvicorn with `app`, as in Serve's proxy."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None))
     server.install_signal_handlers = lambda: None
@@ -30,10 +37,10 @@ def serving(app: DrainingApp) -> Iterator[str]:
 
 
 @pytest.fixture
-def app() -> DrainingApp:
+def app() -> Gate:
     inner = FastAPI()
     inner.get("/")(lambda: "fine")
-    return DrainingApp(inner)
+    return built(inner)
 
 
 def test_a_kept_connection_is_closed_with_the_next_answer(app):
@@ -52,7 +59,7 @@ def test_it_is_busy_while_requests_come_or_run():
         async def waits(scope, receive, send) -> None:
             await ended.wait()
 
-        app = DrainingApp(waits)
+        app = built(waits)
         told = [app.drain()]
         request = asyncio.create_task(app({"type": "http"}, None, None))
         await asyncio.sleep(0)

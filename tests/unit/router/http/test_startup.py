@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from router.http import gate as start_up
-from router.http.gate import NOT_BUILT, WAITING, StartingApp
+from router.http.gate import NOT_BUILT, WAITING, Gate
 from skim_common.errors import EngineUnavailableError, ModelError, SkimError
 from tests.unit.router.conftest import until
 
@@ -21,7 +21,7 @@ def no_pauses(monkeypatch):
 
 
 @asynccontextmanager
-async def running(app: StartingApp):
+async def running(app: Gate):
     """`app` as Serve runs it: its start, the lifespan's start before the first request, its end after the last."""
     await app.start()
     incoming, sent = asyncio.Queue(), asyncio.Queue()
@@ -63,7 +63,7 @@ async def test_every_request_is_answered_until_the_pools_are_there():
         await pools.wait()
         return real_app(events)
 
-    app = StartingApp(build, startup_timeout_s=0.0, others_serve=nobody)
+    app = Gate(build, startup_timeout_s=0.0, others_serve=nobody)
     async with running(app) as client:
         for method, path in (("GET", "/health"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models")):
             answer = await client.request(method, path)
@@ -95,7 +95,7 @@ async def test_what_goes_wrong_is_told_and_tried_again(error, problem, failed):
             return real_app([])
         raise error
 
-    app = StartingApp(build, startup_timeout_s=3600.0 if failed else 0.0, others_serve=nobody)
+    app = Gate(build, startup_timeout_s=3600.0 if failed else 0.0, others_serve=nobody)
     async with running(app) as client:
         await until(lambda: len(tried) == 3)
         assert app.problem == (problem, failed)
@@ -112,7 +112,7 @@ async def test_a_router_that_ends_while_it_waits_ends_at_once():
     async def build():
         await asyncio.Event().wait()
 
-    async with running(StartingApp(build, startup_timeout_s=0.0, others_serve=nobody)):
+    async with running(Gate(build, startup_timeout_s=0.0, others_serve=nobody)):
         pass
 
 
@@ -123,7 +123,7 @@ async def test_a_start_waits_a_while_for_the_app():
         await asyncio.sleep(0.01)
         return real_app([])
 
-    app = StartingApp(build, startup_timeout_s=3600.0, others_serve=nobody)
+    app = Gate(build, startup_timeout_s=3600.0, others_serve=nobody)
     async with running(app) as client:
         assert app.problem.text is None
         assert (await client.get("/health")).status_code == 200
@@ -149,7 +149,7 @@ async def test_beside_routers_that_serve_a_router_starts_only_with_its_app(there
         await pools.wait()
         return real_app([])
 
-    app = StartingApp(build, startup_timeout_s=0.0, others_serve=others)
+    app = Gate(build, startup_timeout_s=0.0, others_serve=others)
     start = asyncio.create_task(app.start())
     if there:
         await until(lambda: others.asked > 3)
@@ -166,7 +166,7 @@ async def test_beside_routers_that_serve_a_router_starts_only_with_its_app(there
 async def test_a_router_whose_others_are_gone_starts_without_an_app():
     """Then nothing is lost by its 503, and Serve would otherwise have no router."""
     others = Others()
-    app = StartingApp(asyncio.Event().wait, startup_timeout_s=0.0, others_serve=others)
+    app = Gate(asyncio.Event().wait, startup_timeout_s=0.0, others_serve=others)
     start = asyncio.create_task(app.start())
     await until(lambda: others.asked > 3)
     others.there = False
@@ -187,7 +187,7 @@ async def test_beside_routers_that_serve_a_start_fails_for_a_mistake(error, prob
         raise error
 
     with pytest.raises(SkimError, match=f"^{re.escape(problem)}$"):
-        await StartingApp(build, startup_timeout_s=3600.0, others_serve=Others()).start()
+        await Gate(build, startup_timeout_s=3600.0, others_serve=Others()).start()
     attempts = len(tried)
     await asyncio.sleep(0.01)
     assert len(tried) == attempts, "it goes on after its end"
@@ -202,6 +202,6 @@ async def test_beside_routers_that_serve_a_pool_that_is_down_is_waited_for():
             raise EngineUnavailableError("a replica died")
         return real_app([])
 
-    app = StartingApp(build, startup_timeout_s=0.0, others_serve=others)
+    app = Gate(build, startup_timeout_s=0.0, others_serve=others)
     await app.start()
     assert app.problem.text is None
