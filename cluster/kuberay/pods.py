@@ -64,9 +64,14 @@ def labels(settings: KubernetesConfig, component: str | None = None) -> dict[str
     return {"app.kubernetes.io/name": "skim", "app.kubernetes.io/instance": settings.name, **part}
 
 
-def metadata(settings: KubernetesConfig, suffix: str = "", component: str | None = None) -> Object:
+def metadata(
+    settings: KubernetesConfig,
+    suffix: str = "",
+    component: str | None = None,
+    more_labels: dict[str, str] | None = None,
+) -> Object:
     name = f"{settings.name}-{suffix}" if suffix else settings.name
-    return {"name": name, "namespace": settings.namespace, "labels": labels(settings, component)}
+    return {"name": name, "namespace": settings.namespace, "labels": labels(settings, component) | (more_labels or {})}
 
 
 def ray_pod(

@@ -107,9 +107,8 @@ def _ray_cluster(config: DeploymentConfig, component: str, data: str | None = No
 
 def _ray_metadata(settings: KubernetesConfig, suffix: str = "", **annotations: str) -> Object:
     """Of a RayService or a RayJob: with the labels and annotations of the deployment file."""
-    described = metadata(settings, suffix, suffix or None)
-    described["labels"] |= settings.labels
     annotations |= settings.annotations
+    described = metadata(settings, suffix, suffix or None, settings.labels)
     return described | ({"annotations": annotations} if annotations else {})
 
 

@@ -80,7 +80,7 @@ def pod_monitors(config: DeploymentConfig) -> list[Object]:
         {
             "apiVersion": "monitoring.coreos.com/v1",
             "kind": "PodMonitor",
-            "metadata": {**metadata(settings, name), "labels": {**labels(settings), **settings.monitor_labels}},
+            "metadata": metadata(settings, name, more_labels=settings.monitor_labels),
             "spec": {
                 "selector": {"matchLabels": labels(settings, "head" if name == "head" else None)},
                 "podMetricsEndpoints": [{"port": port, "relabelings": relabelings} for port in names],
@@ -92,21 +92,19 @@ def pod_monitors(config: DeploymentConfig) -> list[Object]:
 
 def alert_rules(config: DeploymentConfig) -> Object:
     """A PrometheusRule of the Prometheus operator."""
-    settings = config.kubernetes
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
-        "metadata": {**metadata(settings), "labels": {**labels(settings), **settings.monitor_labels}},
+        "metadata": metadata(config.kubernetes, more_labels=config.kubernetes.monitor_labels),
         "spec": yaml.safe_load(RULES.read_text(encoding="utf-8")),
     }
 
 
 def dashboard(config: DeploymentConfig) -> Object:
     """A ConfigMap that the dashboard sidecar of Grafana's Helm chart finds by its label."""
-    described = metadata(config.kubernetes, "dashboard")
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {**described, "labels": {**described["labels"], "grafana_dashboard": "1"}},
+        "metadata": metadata(config.kubernetes, "dashboard", more_labels={"grafana_dashboard": "1"}),
         "data": {"skim.json": DASHBOARD.read_text(encoding="utf-8")},
     }
