@@ -66,7 +66,7 @@ def as_skim_error(what: str, advice: str) -> Iterator[None]:
         raise
     except Exception as error:
         cause: BaseException = error
-        while isinstance(cause, RayTaskError):
+        while isinstance(cause, RayTaskError) and cause.cause:
             cause = cause.cause
         reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__).rstrip(".")
         raise SkimError(f"{what}: {reason}; {advice}") from error
