@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors.ray_hooks.ray_core import dead_ray_process, worker
-from cluster.serve import status as watch
+from cluster.serve import status
 from cluster.serve.ray_cluster import call_with_timeout
 from cluster.serve.status import PartStatus, RayGoneError
 
@@ -20,8 +20,8 @@ GROWS = [FINE[0], PartStatus("target", "target: upscaling (1 running, 1 starting
 def looks(monkeypatch):
     """Gives each look the next of these results, which may be errors, and then stops. Returns what was said."""
     stop, said = threading.Event(), []
-    monkeypatch.setattr(watch.ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(watch, "dead_ray_process", lambda: None)
+    monkeypatch.setattr(status.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(status, "dead_ray_process", lambda: None)
 
     def run(*results):
         left = iter(results)
@@ -35,8 +35,8 @@ def looks(monkeypatch):
                 raise result
             return result
 
-        monkeypatch.setattr(watch, "current_parts", look)
-        watch.watch(stop, said.append, 0.001)
+        monkeypatch.setattr(status, "current_parts", look)
+        status.watch(stop, said.append, 0.001)
         return said
 
     return run
@@ -65,14 +65,14 @@ def test_a_controller_that_is_away_is_said_once(looks):
 
 
 def test_a_dead_process_of_its_own_ray_ends_it(looks, monkeypatch):
-    monkeypatch.setattr(watch, "dead_ray_process", lambda: "raylet")
+    monkeypatch.setattr(status, "dead_ray_process", lambda: "raylet")
     with pytest.raises(RayGoneError, match="Ray has ended, because its process raylet has died"):
         looks(FINE)
 
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_another_ray_is_gone_when_its_head_does_not_answer_for_long(looks, monkeypatch, answers):
-    monkeypatch.setattr(watch, "ray_answers", lambda: answers)
+    monkeypatch.setattr(status, "ray_answers", lambda: answers)
     results = FINE, *[TimeoutError()] * 10
     if answers:
         assert looks(*results) == ["Serve: its controller does not answer; Ray restarts it", "Serve is back"]
@@ -82,13 +82,13 @@ def test_another_ray_is_gone_when_its_head_does_not_answer_for_long(looks, monke
 
 
 def test_the_end_of_the_connection_ends_it(looks, monkeypatch):
-    monkeypatch.setattr(watch.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(status.ray, "is_initialized", lambda: False)
     with pytest.raises(RayGoneError, match="does not answer any more"):
         looks(ConnectionError())
 
 
 def test_a_deployment_that_someone_deletes_ends_it(looks, monkeypatch):
-    monkeypatch.setattr(watch, "call_with_timeout", lambda call, limit: None)
+    monkeypatch.setattr(status, "call_with_timeout", lambda call, limit: None)
     with pytest.raises(RayGoneError, match="has been deleted"):
         looks()
 
