@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from kv_transfer.arrays import Int32Array
-from kv_transfer.messages import DELTA, GenerateRequest, SelectRequest
-from kv_transfer.windows import asks_for_windows
+from kv_transfer.messages import DELTA, GenerateRequest
 from skim_common.errors import InvalidRequestError
 from skim_common.models.info import ModelInfo
 
@@ -40,12 +39,6 @@ def check_ids(token_ids: Int32Array, vocab_size: int, model: str = "speculator")
     wrong = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
     if wrong.size:
         raise InvalidRequestError(f"Token id {wrong[0]} is out of vocabulary: the {model} has {vocab_size} ids")
-
-
-def check_readable(request: SelectRequest, info: ModelInfo, advice: str = _SHORTER) -> None:
-    """`check_speculator_length` for a selection. The lexical selector and windows take a prompt of any length."""
-    if request.options.selector != "lexical" and not asks_for_windows(request):
-        check_speculator_length(request.size, request.options.tokens_ahead, info, advice)
 
 
 def check_speculator_length(prompt_tokens: int, look_ahead: int, info: ModelInfo, advice: str = _SHORTER) -> None:

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from kv_transfer.arrays import Int32Array, spans_of
 from kv_transfer.layout import TextLayout
-from kv_transfer.messages import SelectRequest
 
 QUESTION_SHARE = 4
 """The questions take at most this fraction (1/4) of a window. Of a longer one, its beginning and its end are read."""
@@ -111,13 +110,3 @@ def shares(sizes: Sequence[int], room: int) -> list[int]:
         given[number] = min(sizes[number], max(1, room // (len(sizes) - done)))
         room -= given[number]
     return given
-
-
-def plan_of(request: SelectRequest) -> WindowPlan | None:
-    """The plan of a request's windows; None if its prompt is read as a whole, whatever the options say."""
-    return WindowPlan.of(request.droppable, request.layout, request.options.window_tokens)
-
-
-def asks_for_windows(request: SelectRequest) -> bool:
-    """Whether the options want windows, and the prompt can be read in windows."""
-    return request.options.read == "windows" and plan_of(request) is not None

@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanKind
 from actors.observability.spans import note_selection
 from actors.observability.tracing import child_span, ending, headers_of
 from kv_transfer.layout import TextLayout
-from kv_transfer.limits import check_readable
+from kv_transfer.limits import check_speculator_length
 from kv_transfer.messages import Envelope, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import AUTO
 from router.admission.ticket import Ticket
@@ -46,9 +46,10 @@ async def select(
     speculator cannot read the prompt. Raises SkimError.
     """
     try:
-        if (speculator := parts.pools.speculator) is not None:
+        options, speculator = prepared.options, parts.pools.speculator
+        if speculator and options.selector != "lexical" and prepared.forecast.windows is None:
             advice = OR_DENSE if prepared.prompt.answers else OR_LEXICAL
-            check_readable(_request(prepared, None), speculator, advice)
+            check_speculator_length(prepared.size, options.tokens_ahead, speculator, advice)
         prepared = await apart(prepared.prompt.rendered.length, prepared.with_units)
         return prepared, await _ask(parts, prepared, outcome, ticket)
     except InvalidRequestError:

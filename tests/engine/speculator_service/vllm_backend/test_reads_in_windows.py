@@ -11,12 +11,12 @@ from kv_transfer.arrays import spans_of
 from kv_transfer.layout import Frame
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
-from kv_transfer.windows import plan_of
 from speculator_service.reading import Reading, read_in_windows, windows_of
 from tests.engine.speculator_service.vllm_backend.by_heads import expected, profile_of, scored_by
 from tests.engine.speculator_service.vllm_backend.conftest import TOLERANCE
 from tests.reference.models import random_prompt
 from tests.unit.kv_transfer.layouts import layout_of
+from tests.unit.speculator_service.reading.asking import plan_of
 
 # They share an engine, so also its event loop.
 pytestmark = pytest.mark.asyncio(loop_scope="session")

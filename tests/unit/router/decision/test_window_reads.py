@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness.virtual_time import run
 from benchmarks.mock_engines.speculator import MockSpeculator
-from kv_transfer.windows import WindowPlan, plan_of
+from kv_transfer.windows import WindowPlan
 from router.decision.forecast import Forecaster
 from router.decision.sizes import WindowReads
 from router.options.request import PrefillOptions
@@ -16,7 +16,7 @@ from skim_common.models.costs import ReadCost
 from speculator_service.service import SpeculatorService
 from tests.unit.actors.mock_actors import MODELS
 from tests.unit.router.decision.test_forecast_accuracy import right
-from tests.unit.speculator_service.reading.asking import OPTIONS, asking
+from tests.unit.speculator_service.reading.asking import OPTIONS, asking, plan_of
 
 SPECULATOR = str(MODELS / "speculator")
 READ = PrefillOptions(

@@ -10,7 +10,7 @@ import pytest
 from kv_transfer.layout import Frame
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
-from kv_transfer.windows import AGAIN_SHARE, plan_of
+from kv_transfer.windows import AGAIN_SHARE
 from router.decision.sizes import WindowReads
 from router.options.request import PrefillOptions
 from skim_common.errors import EngineUnavailableError
@@ -18,6 +18,7 @@ from speculator_service.engine import Scores
 from speculator_service.reading import Reading, best_tokens
 from speculator_service.service import scores_of
 from tests.unit.kv_transfer.layouts import layout_of
+from tests.unit.speculator_service.reading.asking import plan_of
 
 TEXT, UNIT = 2000, 20
 FRAME = Frame(np.array([1, 2], np.int32), np.array([3], np.int32), np.array([4, 5], np.int32))

@@ -11,13 +11,14 @@ from kv_transfer.arrays import spans_of
 from kv_transfer.layout import Frame
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
-from kv_transfer.windows import MOST_COMPUTED, QUESTION_SHARE, plan_of
+from kv_transfer.windows import MOST_COMPUTED, QUESTION_SHARE
 from router.decision.sizes import WindowReads
 from router.options.request import PrefillOptions
 from speculator_service.engine import Scores
 from speculator_service.reading import Reading
 from speculator_service.service import scores_of
 from tests.unit.kv_transfer.layouts import layout_of
+from tests.unit.speculator_service.reading.asking import plan_of
 
 LAST = 4
 

@@ -8,13 +8,12 @@ import pytest
 
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
-from kv_transfer.windows import plan_of
 from speculator_service.reading import Reading, best_tokens, windows_of
 from speculator_service.selection.extension import KnownPrefix, Prompt, extend
 from speculator_service.selection.passages import Masses, passage_importance
 from speculator_service.service import _fresh_selection
 from tests.unit.kv_transfer.layouts import layout_of
-from tests.unit.speculator_service.reading.asking import FRAME
+from tests.unit.speculator_service.reading.asking import FRAME, plan_of
 
 SIZES = 8192, 16384, 32768
 MOST = 2.5
