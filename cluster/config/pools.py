@@ -58,6 +58,8 @@ class AutoscalingConfig(BaseModel, extra="forbid", frozen=True):
     def _in_order(self) -> Self:
         if self.max_replicas < self.min_replicas:
             raise ValueError("max_replicas must be at least min_replicas")
+        if self.min_replicas and self.downscale_to_zero_delay_s is not None:
+            raise ValueError("downscale_to_zero_delay_s has no effect with min_replicas above 0: leave one of them out")
         return self
 
 

@@ -4,8 +4,8 @@ have no effect beside others.
 `cluster.config.load` reads them from a YAML file and from command-line flags.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
@@ -129,14 +129,12 @@ class DeploymentConfig(BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="after")
     def _every_setting_has_an_effect(self) -> Self:
-        for row in ROWS:
-            section = _section(self, row.section)
-            if section is not None and row.holds(self):
-                for name in row.names:
-                    if getattr(section, name) != type(section).model_fields[name].default:
-                        raise ValueError(
-                            f"{row.section}.{name} has no effect with {row.because}: leave one of them out"
-                        )
+        for condition, settings in WITHOUT_EFFECT.items():
+            for setting in settings.split() if _holds(self, condition) else ():
+                section, _, name = setting.rpartition(".")
+                default = type(_value(self, section)).model_fields[name].default
+                if _value(self, setting) not in (default, "off"):
+                    raise ValueError(f"{setting} has no effect with {condition}: leave one of them out")
         return self
 
     @property
@@ -163,57 +161,39 @@ class DeploymentConfig(BaseModel, extra="forbid", frozen=True):
         return self.model_copy(update={"speculator": pools["speculator"], "target": target})
 
 
-class Row(NamedTuple):
-    """Settings that have no effect beside another one, and are refused. section: a dotted path from the deployment.
-    names: its settings. holds: whether it is so. because: the setting that does it."""
-
-    section: str
-    names: tuple[str, ...]
-    holds: Callable[[DeploymentConfig], bool]
-    because: str
-
-
-SPECULATOR_SCORES = ("scoring", "layers", "aggregation", "look_ahead", "read", "read_again", "window_tokens")
-ANSWERS = (
-    "admission_timeout_s", "audit_share", "catch_up", "guard", "keep_alive_s", "migration", "speculative_prefill",
-)  # fmt: skip
-DRAFTS = ("max_draft_tokens", "adaptive", "draft_context")
-
-ROWS = (
-    Row("router", ("audit_share",), lambda c: c.router.catch_up == "off", "router.catch_up: off"),
-    Row("router", ("audit_share", "catch_up"), lambda c: not c.router.affinity and c.router.catch_up != "off",
-        "router.affinity: false"),
-    Row("router", ("audit_share", "catch_up"), lambda c: c.router.speculative_prefill is False,
-        "router.speculative_prefill: false"),
-    Row("router", ("audit_share",), lambda c: c.router.speculative_prefill == "always",
-        "router.speculative_prefill: always"),
-    Row("router", ("audit_share", "catch_up"),
-        lambda c: c.router.catch_up != "off" and c.target.engine_options.get("enable_prefix_caching") is False,
-        "target.engine_options.enable_prefix_caching: false"),
-    Row("router", ANSWERS, lambda c: c.router.select_only, "router.select_only"),
-    Row("decode", ("method", *DRAFTS), lambda c: c.router.select_only, "router.select_only"),
-    Row("decode", DRAFTS, lambda c: c.decode.method == "none", "decode.method: none"),
-    Row("decode", ("draft_context",), lambda c: c.decode.method != "remote", "a decode.method of vLLM's own"),
-    Row("decode", ("draft_context",), lambda c: c.selection.read == "windows", "selection.read: windows"),
-    Row("channel", ("port", "deadline_ms"), lambda c: c.decode.method != "remote" or c.router.select_only,
-        "a decode.method that is not remote"),
-    Row("selection", SPECULATOR_SCORES, lambda c: c.selection.selector == "lexical", "selection.selector: lexical"),
-    Row("selection", ("layers", "aggregation", "look_ahead"), lambda c: c.selection.scoring == "heads",
-        "selection.scoring: heads"),
-    Row("selection", ("read_again", "window_tokens"), lambda c: c.selection.read == "whole", "selection.read: whole"),
-    Row("selection", ("read_again", "window_tokens"), lambda c: c.selection.scoring == "attention",
-        "selection.scoring: attention"),
-    *(
-        Row(f"{pool}.autoscaling", ("downscale_to_zero_delay_s",),
-            lambda c, pool=pool: _section(c, pool).autoscaling.min_replicas > 0,  # type: ignore[misc, union-attr]
-            f"{pool}.autoscaling.min_replicas above 0")
-        for pool in ("speculator", "target", "target.prefill")
-    ),
-)  # fmt: skip
+_CATCH_UP = "router.audit_share router.catch_up"
+_DRAFTS = "decode.max_draft_tokens decode.adaptive decode.draft_context"
+_WINDOWS = "selection.read_again selection.window_tokens"
+_DECODED_SCORES = "selection.layers selection.aggregation selection.look_ahead"
+WITHOUT_EFFECT = {
+    "router.catch_up: off": "router.audit_share",
+    "router.affinity: false": _CATCH_UP,
+    "router.speculative_prefill: false": _CATCH_UP,
+    "router.speculative_prefill: always": "router.audit_share",
+    "target.engine_options.enable_prefix_caching: false": _CATCH_UP,
+    "router.select_only: true": f"router.admission_timeout_s {_CATCH_UP} router.guard router.keep_alive_s"
+    f" router.migration router.speculative_prefill decode.method {_DRAFTS} channel.port channel.deadline_ms",
+    "decode.method: none": _DRAFTS,
+    "decode.method other than remote": "decode.draft_context channel.port channel.deadline_ms",
+    "selection.read: windows": "decode.draft_context",
+    "selection.read: whole": _WINDOWS,
+    "selection.scoring: heads": _DECODED_SCORES,
+    "selection.scoring: attention": _WINDOWS,
+    "selection.selector: lexical": f"selection.scoring selection.read {_WINDOWS} {_DECODED_SCORES}",
+}
+"""By what another setting says, the settings that have no effect beside it, and are refused unless they are off."""
 
 
-def _section(config: DeploymentConfig, path: str) -> BaseModel | None:
-    section: BaseModel | None = config
-    for name in path.split("."):
-        section = getattr(section, name, None)
-    return section
+def _holds(config: DeploymentConfig, condition: str) -> bool:
+    """condition: `setting: value`, or `setting other than value`."""
+    setting, other, value = condition.partition(" other than ")
+    if not other:
+        setting, _, value = condition.partition(": ")
+    return (str(_value(config, setting)).lower() == value) != bool(other)
+
+
+def _value(config: DeploymentConfig, setting: str) -> Any:
+    value: Any = config
+    for name in setting.split("."):
+        value = value.get(name) if isinstance(value, dict) else getattr(value, name)
+    return value

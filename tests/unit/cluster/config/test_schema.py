@@ -381,8 +381,8 @@ def test_a_hub_name_stays_as_it_is(tmp_path, monkeypatch):
         ({"router": {"select_only": True, "migration": False}}, "migration has no effect with router.select_only"),
         ({"router": {"select_only": True}, "decode": {"adaptive": False}}, "decode.adaptive has no effect"),
         ({"decode": {"method": "none", "max_draft_tokens": 2}}, "decode.max_draft_tokens has no effect with decode.m"),
-        ({"decode": {"method": "ngram", "draft_context": "full"}}, "decode.draft_context has no effect with a decode"),
-        ({"decode": {"method": "none"}, "channel": {"port": 9000}}, "channel.port has no effect with a decode.method"),
+        ({"decode": {"method": "ngram", "draft_context": "full"}}, "decode.draft_context has no effect with decode"),
+        ({"decode": {"method": "none"}, "channel": {"port": 9000}}, "channel.port has no effect with decode.method"),
         ({"selection": {"selector": "lexical", "layers": "all"}}, "selection.layers has no effect with selection.sel"),
         ({"selection": {"scoring": "heads", "look_ahead": 2}}, "selection.look_ahead has no effect with selection.sc"),
         ({"selection": {"read": "whole", "window_tokens": 512}}, "selection.window_tokens has no effect with"),
@@ -398,8 +398,13 @@ def test_a_setting_that_another_leaves_without_effect_is_refused(settings, told)
 
 
 def test_each_setting_of_the_table_is_one():
-    pool = {"model": "m", "autoscaling": {}}
-    split = {"topology": "split", "prefill": {"autoscaling": {}}}
-    config = config_from_settings({"speculator": pool, "target": {**pool, **split}})
-    for row in schema.ROWS:
-        assert set(row.names) <= type(schema._section(config, row.section)).model_fields.keys()
+    config = config_from_settings({"speculator": {"model": "m"}, "target": {"model": "m"}})
+    for condition, settings in schema.WITHOUT_EFFECT.items():
+        conditions = condition.replace(": ", " ").split()[:1]
+        for setting in [*conditions, *settings.split()]:
+            schema._value(config, setting)
+
+
+def test_what_is_off_is_no_setting_without_effect():
+    pools = {"speculator": {"model": "m"}, "target": {"model": "m"}}
+    assert config_from_settings({**pools, "router": {"catch_up": "off", "affinity": False}})
