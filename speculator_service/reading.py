@@ -96,10 +96,10 @@ class Reading:
 
 
 def windows_of(token_ids: Int32Array, plan: WindowPlan, starts: npt.NDArray[np.integer]) -> list[Window]:
-    """The windows of a prompt: they hold every token of the plan's parts once, in the order of the text.
+    """The windows of a prompt: they hold every token of the plan's parts once, in the order of the text. A unit that is
+    longer than a window is one.
 
-    token_ids: int32 [M]. starts: int [U], the first tokens of the units, from 0. A single unit that is longer than a
-    window is a window of its own.
+    token_ids: int32 [M]. starts: int [U], the first tokens of the units, from 0.
     """
     windows: list[Window] = []
     for first, end in plan.parts:
@@ -113,10 +113,8 @@ def windows_of(token_ids: Int32Array, plan: WindowPlan, starts: npt.NDArray[np.i
 
 
 def _cuts(token_ids: Int32Array, borders: npt.NDArray[np.int64], plan: WindowPlan) -> list[int]:
-    """The borders of the windows of one text, from its first to its last border. borders: those of its units.
-
-    Among the units that could begin the next window, the one with the smallest hash does.
-    """
+    """The borders of the windows of one text. borders: those of its units. Among the units that could begin the next
+    window, the one with the smallest hash does."""
     cuts = [int(borders[0])]
     hashes: dict[int, bytes] = {}
 
@@ -140,8 +138,7 @@ def _cuts(token_ids: Int32Array, borders: npt.NDArray[np.int64], plan: WindowPla
 async def read_in_windows(engine: SpeculatorEngine, reading: Reading) -> Scores:
     """The scores of the prompt [M]: 0 for what may not be dropped. The windows hold all that may be.
 
-    reading: with a plan. Cancelling this call, and a window that fails, end all windows. Raises as
-    `SpeculatorEngine.score`.
+    Cancelling this call, and a window that fails, end all windows. Raises as `SpeculatorEngine.score`.
     """
     began, request, plan = time.perf_counter(), reading.request, reading.plan
     assert plan is not None
@@ -159,10 +156,10 @@ async def read_in_windows(engine: SpeculatorEngine, reading: Reading) -> Scores:
 
 
 async def _read_texts(engine: SpeculatorEngine, request: SelectRequest, texts: dict[str, Int32Array]) -> list[Scores]:
-    """The scores of each text, which is read as a short prompt with the questions of `request` behind it.
+    """The scores of each text, which is read as a short prompt with the questions of `request` behind it. One that is
+    too long for the speculator in its own tokens is read in halves.
 
-    texts: tokens, int32 [n], by what is added to the request's id. One that is too long for the speculator in its own
-    tokens is read in halves. Raises as `SpeculatorEngine.score`.
+    texts: tokens, int32 [n], by what is added to the request's id.
     """
     questions = _questions(request)
     tasks = [asyncio.create_task(_halved(engine, request, name, text, questions)) for name, text in texts.items()]
@@ -229,11 +226,8 @@ def _questions(request: SelectRequest) -> list[Int32Array]:
 
 
 async def read_again(engine: SpeculatorEngine, reading: Reading, importance: Float32Array) -> Masses | None:
-    """What a second read finds; None if there is none.
-
-    reading: of a prompt that was read in windows. importance: by passages (`selection.passages`), float32 [M].
-    Raises as `SpeculatorEngine.score`.
-    """
+    """What a second read finds; None if there is none. importance: by passages (`selection.passages`), float32 [M].
+    Raises as `SpeculatorEngine.score`."""
     request, plan = reading.request, reading.plan
     if request.options.read_again == "off" or plan is None:
         return None

@@ -39,9 +39,8 @@ class Masses:
 def passage_importance(first: Masses, layout: TextLayout, again: Masses | None = None) -> Float32Array:
     """float32 [M], not negative; all tokens of a unit have the same, and those that may not be dropped have 0.
 
-    first: of all that may be dropped. layout: with units, gaps and words.
-    again: of a second read of some units. It ranks these anew: their mean stays, and one standard deviation is that of
-    the first read, so that a unit which stands out still does.
+    first: of all that may be dropped. again: of a second read of some units, which ranks these anew: their mean stays,
+    and one standard deviation is that of the first read, so that a unit which stands out still does.
     """
     droppable = first.read
     starts = layout.units.astype(np.int64)

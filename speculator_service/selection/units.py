@@ -1,9 +1,8 @@
 """Units: what is kept or dropped as a whole. Lines and sentences of the text, chunks, or single tokens.
 
-Lines are nested under a line that is indented less: the body of a function, the members of a record, the items below an
-item. Such lines are understood together, so they rank together (`nested_ranks`). Units that share an identifier are
-linked, such as a customer and the order that has its id: one of them brings the other. Those that share one with the
-question come first (`by_links`). A unit brings the labels that name it, such as its heading (`with_labels`).
+Lines that are nested under a line that is indented less are understood together, so they rank together. Units that
+share an identifier are linked: one of them brings the other. Those that share one with the question come first. A unit
+brings the labels that name it, such as its heading.
 """
 
 from collections.abc import Sequence
@@ -20,8 +19,7 @@ from kv_transfer.options import SelectionOptions
 NESTED_TOKENS = 256
 """After a line, so many tokens that are nested under it rank as high as the line."""
 GROUP_TOKENS = 192
-"""What is nested under one line belongs together up to this size. Evidence in indented JSON needs it; with all of the
-rank instead of half, code lost answers to whole functions around single lines."""
+"""What is nested under one line belongs together up to this size. Evidence in indented JSON needs it."""
 
 LINKED = 0.4
 """Linked units rank at least by this share of each other's mean."""
@@ -126,9 +124,8 @@ def with_labels(
     headings: Int32Array,
     droppable: npt.NDArray[np.bool_],
 ) -> Float64Array:
-    """The ranks [U], of which those of a label are at least the highest that it names. So a selection in their order,
-    of equals the earlier one first, takes the labels of a unit before the unit. What is kept anyway counts as the
-    highest.
+    """The ranks [U], of which those of a label are at least the highest that it names, so that a selection takes it
+    before. What is kept anyway counts as the highest.
 
     of_text: as in Units. droppable: bool [U]. headings: as in TextLayout; empty: not known.
     """
@@ -141,10 +138,9 @@ def with_labels(
     for unit in np.flatnonzero(has_label)[::-1].tolist():  # a label stands before what it names
         heading = heading_of[unit]
         best[heading] = max(best[heading], best[unit])
-    found = np.array(best)
     is_label = np.zeros(headings.size, bool)
     is_label[headings[has_label]] = True
-    return np.where(is_label[of_text], found[of_text], ranks)
+    return np.where(is_label[of_text], np.array(best)[of_text], ranks)
 
 
 def by_links(means: Float64Array, links: Int32Array) -> Float64Array:
@@ -153,13 +149,13 @@ def by_links(means: Float64Array, links: Int32Array) -> Float64Array:
 
     means: [U]. links: as in TextLayout.
     """
-    one, other = links.T
-    found, named = np.zeros(means.size), one[one == other]
-    found[named] = means.max()
-    own = np.maximum(means, found)
-    np.maximum.at(found, one, LINKED * own[other])
-    np.maximum.at(found, other, LINKED * own[one])
-    return found
+    first, second = links.T
+    ranks = np.zeros(means.size)
+    ranks[first[first == second]] = means.max()
+    values = np.maximum(means, ranks)
+    np.maximum.at(ranks, first, LINKED * values[second])
+    np.maximum.at(ranks, second, LINKED * values[first])
+    return ranks
 
 
 def nested_ranks(

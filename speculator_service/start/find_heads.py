@@ -75,10 +75,10 @@ class HeadReader(SpeculatorEngine, Protocol):
 async def find_heads(
     engine: HeadReader, model: str, progress: Callable[[int, int], None] | None = None
 ) -> HeadProfile | None:
-    """The profile of the best heads, by which `engine` scores from now on; None if they do not find what is asked for.
+    """The profile of the best heads, by which `engine` scores from now on; None if the heads do not pass the start
+    probe by themselves, or the engine is too short for the prompts.
 
     model: the folder or hub name whose tokens the engine reads. progress: called with the prompts read so far, and all.
-    They must pass the start probe by themselves. An engine too short for the prompts has no profile.
     Raises ModelError for a tokenizer that cannot be used, SkimError if the engine fails.
     """
     prompts = head_prompts(model)
@@ -118,11 +118,9 @@ def _best(names: list[tuple[int, int]], worth: torch.Tensor) -> tuple[Head, ...]
 
 
 async def ensure_heads(engine: SpeculatorEngine, model: str) -> None:
-    """Find the heads of a HeadReader that has no head profile, and save them for later starts on this machine.
-
-    Not of random weights or an artificial language, whose attention fails the start probe, and not where the probe
-    cannot be asked in the model's tokens. model: as in `find_heads`. Raises SkimError if the engine fails.
-    """
+    """Find the heads of a HeadReader that has no head profile, and save them for later starts on this machine: not of
+    random weights or an artificial language, whose attention fails the start probe. Raises SkimError if the engine
+    fails."""
     if engine.info.has_head_profile or not isinstance(engine, HeadReader):
         return
     profile = None

@@ -5,7 +5,6 @@ up. Run on CPU with TP 1 and 2, and on one H200 (docs/gpu.md).
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from vllm.distributed import get_tp_group
@@ -19,19 +18,8 @@ from speculator_service.vllm_backend.query_capture import ScoredLayer, attention
 from speculator_service.vllm_backend.scored_requests import ScoredRequest
 
 
-class _Own(NamedTuple):
-    """The asked heads that this rank has in one layer. layer: index among the scored layers.
-
-    heads: indices among the rank's heads. places: of each, its index among the asked heads.
-    """
-
-    layer: int
-    heads: list[int]
-    places: list[int]
-
-
 class HeadScoring:
-    """Scores of requests whose options name `heads`. One for each rank."""
+    """Scores of requests that ask for some heads. One for each rank."""
 
     def __init__(
         self, layers: Sequence[ScoredLayer], keys: KeyReader, scoring: PagedScoring, missing: torch.Tensor
@@ -51,61 +39,50 @@ class HeadScoring:
 
         A head in a layer that does not attend to the whole prompt scores nothing.
         """
-        asked, apart = request.asked.heads, request.asked.apart
-        groups = _query_groups(request)
-        shape = (len(asked), request.prompt) if apart else (request.prompt,)
-        masses = torch.zeros((len(groups), *shape), device=self._missing.device)
-        if own := self._own([(layer, head) for layer, head, _ in asked]):
-            places = [place for layer in own for place in layer.places]
-            layers = self._layers_read(request, own)
-            weights = head_weights([weight for *_, weight in asked])[places].to(masses.device)
-            for number, group in enumerate(groups):
-                read = self._reads(request, layers, group)
-                if apart:
-                    masses[number, places] = self._scoring.masses(*read)
+        asked, device = request.asked, self._missing.device
+        shape = (len(asked.heads), request.prompt) if asked.apart else (request.prompt,)
+        masses = torch.zeros((max(1, len(request.questions)), *shape), device=device)
+        layers, places = self._read(request)
+        if layers:
+            shares = head_weights([weight for *_, weight in asked.heads])[places].to(device)
+            visible = torch.tensor([*(row + 1 for row in request.rows), request.prompt])
+            for number, group in enumerate(_query_groups(request)):
+                read = [layer._replace(queries=layer.queries[group]) for layer in layers]
+                weights = row_weights(asked.question, asked.last, len(group) - 1).to(device)
+                keys = visible[group].to(device, non_blocking=True)
+                if asked.apart:
+                    masses[number, places] = self._scoring.masses(read, weights, keys)
                 else:
-                    masses[number] = self._scoring.weighted_mass(read[0], weights, *read[1:])
+                    masses[number] = self._scoring.weighted_mass(read, shares, weights, keys)
         if get_tp_group().world_size > 1:
             torch.distributed.all_reduce(masses, group=get_tp_group().device_group)
         return masses.amax(0)
 
-    def _own(self, asked: Sequence[tuple[int, int]]) -> list[_Own]:
+    def _read(self, request: ScoredRequest) -> tuple[list[HeadsOfLayer], list[int]]:
+        """The asked heads of this rank by layer, with all captured queries and the keys; and their numbers among all
+        asked heads."""
         count = self._layers[0].num_heads
         first = get_tp_group().rank_in_group * count
-        found: dict[int, _Own] = {}
-        for place, (layer, head) in enumerate(asked):
+        of_layers: dict[int, list[int]] = {}
+        for place, (layer, head, _) in enumerate(request.asked.heads):
             if layer in self._index and first <= head < first + count:
-                own = found.setdefault(layer, _Own(self._index[layer], [], []))
-                own.heads.append(head - first)
-                own.places.append(place)
-        return list(found.values())
-
-    def _layers_read(self, request: ScoredRequest, own: Sequence[_Own]) -> list[HeadsOfLayer]:
-        """All captured queries and the keys of each layer in `own`."""
-        queries = request.captured([*request.rows, *request.steps], self._missing)
-        layers = [self._layers[each.layer] for each in own]
-        keys = self._keys.read(layers, request.blocks, request.prompt)
+                of_layers.setdefault(self._index[layer], []).append(place)
+        if not of_layers:
+            return [], []
+        captured = request.captured([*request.rows, *request.steps], self._missing)
+        layers = [self._layers[index] for index in of_layers]
+        all_keys = self._keys.read(layers, request.blocks, request.prompt)
         reads = []
-        for each, layer, of_layer in zip(own, layers, keys, strict=True):
-            asking = queries[each.layer]
+        for (index, places), layer, keys in zip(of_layers.items(), layers, all_keys, strict=True):
+            heads = [request.asked.heads[place][1] - first for place in places]
+            queries, formula = captured[index], attention_formula(layer)
             if isinstance(layer, MLAAttention):
-                asking = absorbed(layer, asking)
-            formula = attention_formula(layer)
+                queries = absorbed(layer, queries)
             if formula.sinks is not None:
-                formula = formula._replace(sinks=formula.sinks[each.heads])
-            group = layer.num_heads // of_layer.shape[0]
-            reads.append(HeadsOfLayer(asking[:, each.heads], of_layer, [head // group for head in each.heads], formula))
-        return reads
-
-    def _reads(
-        self, request: ScoredRequest, layers: Sequence[HeadsOfLayer], group: Sequence[int]
-    ) -> tuple[list[HeadsOfLayer], torch.Tensor, torch.Tensor]:
-        """The layers with the queries of `group` alone, and the weight and the number of visible keys of each query."""
-        asked, device = request.asked, self._missing.device
-        reads = [layer._replace(queries=layer.queries[list(group)]) for layer in layers]
-        weights = row_weights(asked.question, asked.last, len(group) - 1)
-        visible = torch.tensor([*(row + 1 for row in request.rows), request.prompt])[list(group)]
-        return reads, weights.to(device), visible.to(device, non_blocking=True)
+                formula = formula._replace(sinks=formula.sinks[heads])
+            group = layer.num_heads // keys.shape[0]
+            reads.append(HeadsOfLayer(queries[:, heads], keys, [head // group for head in heads], formula))
+        return reads, [place for places in of_layers.values() for place in places]
 
 
 def _query_groups(request: ScoredRequest) -> list[list[int]]:

@@ -41,27 +41,21 @@ class KeyReader:
     """Reads keys of layers that share one backend and one block size."""
 
     def __init__(self, layer: Attention | MLAAttention, block_size: int, dtype: torch.dtype) -> None:
-        """layer: any of the layers; its cache must exist. block_size: tokens per block of the scheduler.
-
-        dtype: of the model.
-        """
+        """layer: any of the layers; its cache must exist. block_size: tokens per block of the scheduler. dtype: of the
+        model."""
         _, _, self._size, width = _cache(layer).shape
         latent = isinstance(layer, MLAAttention)
-        self._dim = width if latent else width // 2
+        self.dim = width if latent else width // 2
         # A kernel may use smaller blocks than the scheduler. Then one block of the scheduler is several of the cache.
         self._split = block_size // self._size
         self._order = _packed_order(layer, dtype) if current_platform.is_cpu() and not latent else None
-        transposed = torch.arange(self._size * self._dim).view(self._dim, self._size).T.flatten()
+        transposed = torch.arange(self._size * self.dim).view(self.dim, self._size).T.flatten()
         self._is_transposed = self._order is not None and torch.equal(self._order, transposed)
-
-    @property
-    def dim(self) -> int:
-        """The size D of a key."""
-        return self._dim
 
     def read(self, layers: Sequence[Attention | MLAAttention], blocks: Sequence[int], length: int) -> list["PagedKeys"]:
         """The keys of each layer for the first `length` tokens of the sequence in `blocks`. Copies nothing yet."""
-        ids = self._cache_blocks(blocks, length).to(layers[0].kv_cache.device, non_blocking=True)
+        ids = torch.tensor(blocks, dtype=torch.int64).view(-1, 1) * self._split + torch.arange(self._split)
+        ids = ids.flatten()[: -(-length // self._size)].to(layers[0].kv_cache.device, non_blocking=True)
         return [PagedKeys(self, _cache(layer), ids, length) for layer in layers]
 
     @property
@@ -73,17 +67,12 @@ class KeyReader:
         """A copy of one head's keys in these blocks: [blocks * N, D], in the dtype of the cache."""
         if self._order is None:
             # Indexing works with any strides. index_select would first copy the whole cache to make it contiguous.
-            return cache[ids, kv_head, :, : self._dim].flatten(0, 1)
+            return cache[ids, kv_head, :, : self.dim].flatten(0, 1)
         # Copies whole runs of N * D elements. Copying single elements took a third of the scoring time.
         runs = cache.view(-1, self._order.numel()).index_select(0, 2 * (ids * cache.shape[1] + kv_head))
         if self._is_transposed:
-            return runs.view(-1, self._dim, self._size).transpose(0, 1).flatten(1).T
-        return runs[:, self._order].view(-1, self._dim)
-
-    def _cache_blocks(self, blocks: Sequence[int], length: int) -> torch.Tensor:
-        """int64: the ids of the cache blocks that hold the first `length` tokens."""
-        ids = torch.tensor(blocks, dtype=torch.int64).view(-1, 1) * self._split + torch.arange(self._split)
-        return ids.flatten()[: -(-length // self._size)]
+            return runs.view(-1, self.dim, self._size).transpose(0, 1).flatten(1).T
+        return runs[:, self._order].view(-1, self.dim)
 
 
 class PagedKeys:

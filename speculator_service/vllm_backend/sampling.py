@@ -1,8 +1,7 @@
 """Samples drafts from exactly the `top_k` likeliest tokens, and keeps the first drafts free of compilation on CPU.
 
-vLLM's own top-k keeps every token that ties with the k-th likeliest, which is common in bfloat16. The q that goes to
-the target has k pairs. With ties it would not be the distribution that the draft was sampled from, and verification
-would not be exact.
+vLLM's own top-k keeps every token that ties with the k-th likeliest, which is common in bfloat16. But the q that goes
+to the target has k pairs, so verification would not be exact.
 """
 
 import torch

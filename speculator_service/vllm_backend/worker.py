@@ -33,13 +33,7 @@ from speculator_service.vllm_backend.query_capture import (
 )
 from speculator_service.vllm_backend.sampling import sample_exactly
 from speculator_service.vllm_backend.scheduler import SCORES
-from speculator_service.vllm_backend.scored_requests import (
-    STEP_ROWS,
-    Computed,
-    RequestLedger,
-    ScoredRequest,
-    Wanted,
-)
+from speculator_service.vllm_backend.scored_requests import STEP_ROWS, Computed, RequestLedger, ScoredRequest, Wanted
 from vllm_hooks.worker import RestoringWorker
 
 TABLE_ELEMENTS = 2**26
@@ -118,7 +112,6 @@ class SpeculatorWorker(RestoringWorker):
         return merged
 
     def _forward(self, step: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
-        """Run the model and capture the queries of this step."""
         self._computed = self._ledger.update(step)
         self._wanted = self._ledger.wanted(self._computed)
         self._capture.expect([wanted.slot for wanted in self._wanted])
@@ -144,7 +137,6 @@ class SpeculatorWorker(RestoringWorker):
         return {request.id: _payload(request, importance) for request, importance in scores.items()}
 
     def scored_heads(self) -> list[tuple[int, int]]:
-        """`HeadScoring.all_heads`."""
         return self._heads.all_heads()
 
     def _score(self, request: ScoredRequest) -> torch.Tensor:
@@ -172,22 +164,13 @@ class SpeculatorWorker(RestoringWorker):
         """Attention of a group of the request's queries to the prompt: [1 or L, S, M], over the heads of this rank."""
         indices = scored_layers(len(self._layers), request.asked.layers)
         layers, positions = self._layers[indices.start : indices.stop], request.steps[group]
-        aggregate = Aggregate(
-            request.asked.aggregation,
-            num_layers=len(layers),
-            steps=len(positions),
-            prompt=request.prompt,
-            device=self.device,
-        )
+        shape = {"num_layers": len(layers), "steps": len(positions), "prompt": request.prompt}
+        aggregate = Aggregate(request.asked.aggregation, **shape, device=self.device)
         queries = request.captured(positions, self._capture.missing)[indices.start : indices.stop]
         if isinstance(layers[0], MLAAttention):
             queries = torch.stack([absorbed(layer, own) for layer, own in zip(layers, queries, strict=True)])
-        self._scoring.fill(
-            aggregate,
-            queries,
-            self._keys.read(layers, request.blocks, request.prompt),
-            [attention_formula(layer) for layer in layers],
-        )
+        keys = self._keys.read(layers, request.blocks, request.prompt)
+        self._scoring.fill(aggregate, queries, keys, [attention_formula(layer) for layer in layers])
         return aggregate
 
     def _compile_kernels(self, step_counts: list[int]) -> None:
@@ -207,7 +190,7 @@ class SpeculatorWorker(RestoringWorker):
 
 
 def _on_host(output: ModelRunnerOutput | AsyncModelRunnerOutput) -> ModelRunnerOutput:
-    """The output with its tokens on the host. The V2 runner returns it before they are copied."""
+    """The V2 runner returns an output before its tokens are copied to the host."""
     return output.get_output() if isinstance(output, AsyncModelRunnerOutput) else output
 
 
@@ -221,10 +204,7 @@ def _look_ahead(request: ScoredRequest) -> list[int]:
 
 
 def _payload(request: ScoredRequest, importance: torch.Tensor) -> dict[str, Any]:
-    """importance: the scores, float32, as bytes. tokens: up to the first EOS, included.
-
-    speculate_ms: from the first step to the scores.
-    """
+    """importance: float32, as bytes. tokens: up to the first EOS, included. speculate_ms: from the first step on."""
     return {
         "importance": importance.cpu().numpy().tobytes(),
         # Step i is valid if token i is part of the answer.
