@@ -24,21 +24,6 @@ def read_flags(lines: Sequence[Sequence[str]], own: Sequence[str]) -> list[dict[
     return [{"given": given, "at_default": sorted(same)} for given, same in read]
 
 
-def check_options(*, pools: Mapping[str, Mapping[str, Any]], python_path: str) -> None:
-    """Raise SkimError for an option of a pool's engine that `vllm serve` refuses.
-
-    pools: options of `vllm serve`, by pool. python_path: the PYTHONPATH of the target's replicas.
-    """
-    from router.vllm_front.flags import arguments
-
-    sys.path.extend(filter(None, python_path.split(os.pathsep)))
-    for pool, options in pools.items():
-        try:
-            arguments(options)
-        except SkimError as error:
-            raise SkimError(f"{pool}.engine_options: {error}") from None
-
-
 def check_front(
     *,
     model: str,
@@ -47,15 +32,24 @@ def check_front(
     front_options: Mapping[str, Any],
     engine_options: Mapping[str, Any],
     settings: Mapping[str, Any],
+    pools: Mapping[str, Mapping[str, Any]],
+    python_path: str,
     is_here: bool = True,
-    **given: Any,
 ) -> None:
     """Build a router's app over no pools, and read what the target would read. Raises SkimError for what is refused.
 
     model: the target's folder or hub name. root, names, front_options: as in ServedModel. engine_options: the target's.
-    is_here: the model is on this machine; else the options alone are checked. given: as in `check_options`.
+    pools: options of `vllm serve`, by pool. python_path: the PYTHONPATH of the target's replicas. is_here: the model is
+    on this machine; else the options alone are checked.
     """
-    check_options(**given)
+    from router.vllm_front.flags import arguments, check_logits_processors
+
+    sys.path.extend(filter(None, python_path.split(os.pathsep)))
+    for pool, options in pools.items():
+        try:
+            arguments(options)
+        except SkimError as error:
+            raise SkimError(f"{pool}.engine_options: {error}") from None
     if not is_here:
         return
     from actors.observability.metrics import ProcessMeter
@@ -63,7 +57,6 @@ def check_front(
     from router.options.request import PrefillOptions, SpeculationOptions
     from router.options.settings import RouterConfig
     from router.vllm_front.app import ServedModel, build_openai_app
-    from router.vllm_front.flags import check_logits_processors
     from skim_common.models.info import inspect_model
     from skim_common.models.source import local_folder
     from vllm_hooks.adapters import adapters_of, lora_options
