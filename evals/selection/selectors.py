@@ -141,7 +141,7 @@ SELECTORS: dict[str, Selector] = {
     NO_LOOK_AHEAD: served("as *speculator*, but scored only by the queries of the last prompt token", look_ahead=0),
     "auto": served("as *speculator*, with `keep_rate: auto`", keep_rate="auto"),
     GUARDED: Selector(
-        "the default, also for short prompts: as *auto*, with the guard; some prompts run dense or keep more",
+        "the default, also for short prompts: as *auto*, with the guard; some prompts run dense",
         keep_guarded,
         rated=False,
     ),

@@ -70,7 +70,7 @@ async def prepare(parts: Parts, request_id: str, prompt: Prompt, request: Reques
     """What is known of a prompt before its mode is chosen. Raises InvalidRequestError for spans that are not in it."""
     rendered, pools, forecaster = prompt.rendered, parts.pools, parts.forecaster
     read = await apart(rendered.length, _read_text, parts, prompt, request)
-    spans, ruled, guarded, needs_whole_text, plan, hashes = read
+    spans, ruled, advice, plan, hashes = read
     for pool, model in (("speculator", pools.speculator), ("target", pools.target)):
         if model is not None:
             forecaster.know(pool, model, pools.replicas(pool))
@@ -84,7 +84,7 @@ async def prepare(parts: Parts, request_id: str, prompt: Prompt, request: Reques
     _record_speeds(parts)  # here they are fitted anyway
     affinity = parts.keys.key(rendered.token_ids, hashes, spans.opening, salt) if parts.keys else ""
     decode = request.decode_for(prompt.sampling)
-    return Prepared(prompt, request_id, options, decode, spans, ruled, guarded, needs_whole_text, forecast, affinity)
+    return Prepared(prompt, request_id, options, decode, spans, ruled, advice, forecast, affinity)
 
 
 def _record_speeds(parts: Parts) -> None:
@@ -97,12 +97,9 @@ def _record_speeds(parts: Parts) -> None:
 
 def _read_text(
     parts: Parts, prompt: Prompt, request: Request
-) -> tuple[PromptSpans, Decision, bool, bool, WindowPlan | None, Sequence[bytes]]:
-    """What the text of a prompt says, as in Prepared: spans, ruled, guarded, needs_whole_text; and the plan of its
-    windows and the hashes of its blocks. Perhaps in a thread.
-
-    The guard reads a text only where the prompt does not run dense anyway.
-    """
+) -> tuple[PromptSpans, Decision, str, WindowPlan | None, Sequence[bytes]]:
+    """What the text of a prompt says, as in Prepared: spans, ruled, advice; the plan of its windows and the hashes of
+    its blocks. Perhaps in a thread. The guard reads a text only where the prompt does not run dense anyway."""
     rendered, options = prompt.rendered, request.options
     spans = rendered.spans(options)
     ruled = decide(
@@ -115,13 +112,13 @@ def _read_text(
         echo=request.echo,
         beam_search=request.beam_search,
     )
-    may_act = parts.settings.guard and guard.acts(options, has_keep_fields=request.keep_fields is not None)
-    guarded = may_act and ruled.speculative
-    needs_whole_text = guarded and guard.needs_whole_text(rendered.task_text(spans.layout))
+    advice, acts = "", guard.acts(options, has_keep_fields=request.keep_fields is not None)
+    if parts.settings.guard and ruled.speculative and acts:
+        advice = "whole-text" if guard.needs_whole_text(rendered.task_text(spans.layout)) else "none"
     may_drop = ~spans.layout.fixed(rendered.size, options.protect_last)
     plan = WindowPlan.of(may_drop, spans.layout, options.window_tokens)
     hashes = block_hashes(rendered.token_ids, BLOCK_TOKENS, prompt.cache_salt)
-    return spans, ruled, guarded, needs_whole_text, plan, hashes
+    return spans, ruled, advice, plan, hashes
 
 
 def choose(parts: Parts, prepared: Prepared, outcome: Outcome, caught_up: int) -> Decision:
@@ -134,22 +131,15 @@ def choose(parts: Parts, prepared: Prepared, outcome: Outcome, caught_up: int) -
         known = prepared.forecast.known_dense if caught_up else 0
         if decision.speculative and stays_dense(decision, known, prepared.size):
             decision = CACHED
-    if decision.speculative and prepared.guarded:
-        decision = _guarded(parts, prepared, outcome, decision)
+    if decision.speculative and (advice := prepared.advice):
+        if advice == "none" and not parts.agreements.trusts((outcome.call.request.key, outcome.shape)):
+            advice = "agreement"
+        verdict = "compressed" if advice == "none" else "dense"
+        parts.meter.record("skim_router_guard_total", 1, verdict=verdict, reason=advice)
+        if advice != "none":
+            decision = Decision(False, f"guard-{advice}")
     outcome.decided(prepared, decision)
     return decision
-
-
-def _guarded(parts: Parts, prepared: Prepared, outcome: Outcome, decision: Decision) -> Decision:
-    """The guard's decision on a prompt that would run speculative."""
-    reason = "none"
-    if prepared.needs_whole_text:
-        reason = "whole-text"
-    elif not parts.agreements.trusts((outcome.call.request.key, outcome.shape)):
-        reason = "agreement"
-    verdict = "compressed" if reason == "none" else "dense"
-    parts.meter.record("skim_router_guard_total", 1, verdict=verdict, reason=reason)
-    return decision if reason == "none" else Decision(False, f"guard-{reason}")
 
 
 def asking(prompt: Prompt, call: CallState) -> AdmissionRequest:

@@ -95,8 +95,7 @@ class Prepared:
     decode: DecodeOptions
     spans: PromptSpans  # their layout has units when the prompt is selected from
     ruled: Decision  # what the rules say
-    guarded: bool  # the guard may send it dense
-    needs_whole_text: bool  # as the guard says of its task
+    advice: str  # of the guard: whole-text or none; empty if it does not act
     forecast: Forecast
     affinity: str = ""
     started: float = field(default_factory=time.perf_counter)

@@ -60,10 +60,10 @@ async def test_an_endpoint_serves_what_the_engines_of_one_process_are_given(endp
     here, there = await engines.ask(sample), await endpoint.ask(sample)
     # The mock's answer is a hash of the kept ids, their positions and the context length.
     assert there == {case: here[case] for case in there}
-    served = {"dense", "speculator", "look-ahead 0", "question", "auto", "heads", "heads, windows", "lexical"}
+    served = {"dense", "speculator", "look-ahead 0", "auto", "heads", "heads, windows", "lexical"}
     assert {name for name, _ in there} == served
     assert len({answer.text for answer in there.values()}) > 1
-    assert len(pools.generates) == 14
+    assert len(pools.generates) == 12
 
 
 @pytest.mark.asyncio(loop_scope="session")
