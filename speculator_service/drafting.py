@@ -123,10 +123,8 @@ class DraftService:
         return {**asdict(self.counters), "sessions": len(self._sessions)}
 
     def begin(self, prompt: KeptPrompt, context: str | None, cache_salt: str | None) -> bool:
-        """Begin the session that `prompt` names, over the kept tokens or, as the engine keeps it, over the full prompt.
-
-        context: "kept" or "full". Returns False if the speculator has no room for one more.
-        """
+        """Begin the session that `prompt` names; False if there is no room for one more. context: `kept`, or `full`, a
+        session that the engine keeps."""
         assert prompt.session is not None
         if context == "kept":
             return self.read(prompt.session.id, prompt, cache_salt)
@@ -138,7 +136,11 @@ class DraftService:
         tokens: of its prompt. Returns False, and closes the engine's session, if there is no room for it.
         """
         session = DrafterSession(name, self._clock(), tokens)
-        if not self._has_room(tokens):
+        self.evict()
+        held = self._sessions.values()
+        too_many = len(held) >= self._engine.max_sessions
+        held_tokens = sum(other.tokens for other in held)
+        if held and (too_many or tokens + held_tokens > self._engine.max_session_tokens):  # one always fits
             self.counters.refused += 1
             self._start(self._end(session))
             return False
@@ -192,15 +194,7 @@ class DraftService:
             self._close(session)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _has_room(self, tokens: int) -> bool:
-        """Whether the engine can draft for one more session, over a prompt of `tokens` tokens. One always fits."""
-        self.evict()
-        held = self._sessions.values()
-        within = tokens + sum(session.tokens for session in held) <= self._engine.max_session_tokens
-        return not held or (len(held) < self._engine.max_sessions and within)
-
     def _read_kept(self, session: DrafterSession) -> None:
-        """Begin to read the session's kept prompt."""
         assert session.unread is not None
         session.work, session.unread = self._start(self._open(session, *session.unread)), None
 
@@ -280,7 +274,7 @@ class DraftService:
             return await self._engine.draft(session.id, answer, count, temperature=row.temperature, top_m=top_m)
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start a task and hold a reference to it, so that it is not collected before it ends."""
+        """Start a task, and hold a reference to it until it ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,15 +29,8 @@ BLOCK_TOKENS = 256
 """A prefix cache finds whole blocks of at most so many tokens."""
 
 
-@dataclass
-class RecordCounts:
-    """Counts since the start, by the names of the speculator's metrics."""
-
-    record_hits: int = 0
-    records_lost: int = 0
-    reused_tokens: int = 0
-    late_tokens: int = 0
-    compactions: int = 0
+COUNTS = ("record_hits", "records_lost", "reused_tokens", "late_tokens", "compactions")
+"""Of the reuse of records since the start, by the names of the speculator's metrics."""
 
 
 class SpeculatorService:
@@ -61,7 +54,7 @@ class SpeculatorService:
         self.address = address if engine.supports_drafts else None
         self.records = Records(engine.info.cache_tokens or MAX_TOKENS) if records is None else records
         self._drafts = drafts
-        self._counts = RecordCounts()
+        self._counts = dict.fromkeys(COUNTS, 0)
         self._freeing: set[asyncio.Task[None]] = set()
 
     @property
@@ -158,10 +151,9 @@ class SpeculatorService:
             continues = common == record.token_ids.size and kept.reused == record.positions.size
             replaced = record if continues else None
             share = coverage(scores.importance, kept.positions)
-            self._counts.record_hits += 1
-            self._counts.reused_tokens += kept.reused
-            self._counts.late_tokens += kept.late
-            self._counts.compactions += kept.compacted
+            rose = {"record_hits": 1, "reused_tokens": kept.reused, "late_tokens": kept.late}
+            for name, count in (rose | {"compactions": int(kept.compacted)}).items():
+                self._counts[name] += count
         added = request.token_ids, kept.positions, request.options, request.cache_salt
         self.records.add(*added, regions=regions, replaces=replaced)
         return kept, share
@@ -179,13 +171,13 @@ class SpeculatorService:
         expected = min([match[1], *(first for first, _ in questions)]) // 4 - BLOCK_TOKENS
         if scores.cached_tokens >= expected:
             return match
-        self._counts.records_lost += 1
+        self._counts["records_lost"] += 1
         self.records.drop(match[0])
         return None
 
     def stats(self) -> dict[str, int]:
         """Counts of the reuse of records, by the names of the speculator's metrics."""
-        return {**vars(self._counts), "records": len(self.records)}
+        return {**self._counts, "records": len(self.records)}
 
 
 async def scores_of(engine: SpeculatorEngine, reading: Reading, *, keep_session: bool = False) -> Scores:

@@ -53,12 +53,8 @@ POOL_KERNEL = 13
 
 
 def scored_layers(num_layers: int, layers: Literal["all", "last_half", "last4", "last1"]) -> range:
-    """Indices among the layers that attend to the whole prompt.
-
-    last_half: of an odd number, one more than half. The earlier layers attend to similar tokens rather than to an
-    answer; under a maximum over all layers they hide what the later ones find. With at most four layers, `last_half`
-    and `last4` mean all of them.
-    """
+    """Indices among the layers that attend to the whole prompt. last_half: of an odd number, one more than half. The
+    earlier layers attend to similar tokens rather than to an answer. At most four layers are all taken."""
     last = {"all": num_layers, "last_half": max(4, (num_layers + 1) // 2), "last4": 4, "last1": 1}[layers]
     return range(max(0, num_layers - last), num_layers)
 
@@ -74,13 +70,10 @@ def layer_scores(
 ) -> torch.Tensor:
     """One layer's scores [S, M], float32: the maximum over its heads of the pooled attention to the prompt.
 
-    queries: [S, H, D] and keys: [G, M, D], both after rotary embedding, of any float type and with any strides (for
-    example a transposed view of a cache [G, D, M]). Query head h uses KV head h // (H / G): G == H is MHA, G == 1
-    is MQA. scale: the layer's factor on q·k, 1 / √D in most models. soft_cap, sinks: see `AttentionFormula`.
-    The softmax runs in float32 over the M prompt positions (and the sink) only, although later steps also attend to
-    decoded tokens.
-    pool_kernel: odd width of the average along the prompt. Positions outside the prompt count as zeros (torch's
-    avg_pool1d with padding kernel // 2), so both ends score slightly lower. It may exceed M.
+    queries: [S, H, D] and keys: [G, M, D], both after rotary embedding, of any float type and with any strides. Query
+    head h uses KV head h // (H / G). scale, soft_cap, sinks: see `AttentionFormula`. The softmax runs in float32 over
+    the M prompt positions (and the sink) only, although later steps also attend to decoded tokens.
+    pool_kernel: odd width of the average along the prompt, any number. Positions outside the prompt count as zeros.
     Memory: two to three times max(BLOCK_ELEMENTS, S * M) floats, for any H. Raises ValueError if the shapes do not fit.
     """
     steps, heads, size = queries.shape
@@ -173,8 +166,8 @@ def _maximum_with_pooled(best: torch.Tensor, weights: torch.Tensor, kernel: int)
 def _window_sums(padded: torch.Tensor, kernel: int) -> torch.Tensor:
     """Sums over `kernel` neighbours along the last axis, which becomes kernel - 1 shorter.
 
-    avg_pool1d adds `kernel` numbers per position, which took three quarters of the scoring time. Here sums over 1, 2,
-    4, ... neighbours are combined by the binary digits of `kernel`: about 2 log2(kernel) passes, with no more rounding.
+    Not by avg_pool1d, which took three quarters of the scoring time: sums over 1, 2, 4, ... neighbours are combined by
+    the binary digits of `kernel`, in about 2 log2(kernel) passes.
     """
     length = padded.shape[-1] - kernel + 1
     total, doubled, width, offset = padded[..., :length], padded, 1, 1  # the lowest digit of an odd kernel is 1
@@ -191,8 +184,7 @@ class Aggregate:
     """Combines the scores of all layers: maximum or mean over layers, then mean over steps.
 
     table: float32 [R, S, M], R = 1 for `max` (the running maximum), R = L for `head_max_layer_mean` (a row per layer).
-    Each tensor-parallel rank has only its own heads. One in-place all_reduce(MAX) of `table`, after the last `add` and
-    before `importance`, completes the maximum over heads.
+    After the last `add`, one in-place all_reduce(MAX) of `table` completes the maximum over the heads of all ranks.
     """
 
     def __init__(
@@ -237,10 +229,9 @@ class Aggregate:
 
 
 def valid_steps(look_ahead_tokens: torch.Tensor, eos_token_ids: Collection[int]) -> torch.Tensor:
-    """Which steps count, bool [N + 1], on the tokens' device.
+    """Which steps count, bool [N + 1], on the tokens' device: those before which no step decoded an EOS.
 
-    look_ahead_tokens: integer [N]; step i decoded token i, which is the query of step i + 1. A step is valid if no
-    earlier step decoded an EOS, because greedy decoding stops at an EOS.
+    look_ahead_tokens: integer [N]; step i decoded token i, which is the query of step i + 1.
     """
     eos = torch.tensor(sorted(eos_token_ids), dtype=look_ahead_tokens.dtype, device=look_ahead_tokens.device)
     ended = torch.isin(look_ahead_tokens, eos).cumsum(0) > 0

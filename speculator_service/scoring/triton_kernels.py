@@ -27,10 +27,8 @@ OF_THE_PROMPT = ("prompt", "steps", "span", "spans", "layer_heads")
 
 
 class Tiling(NamedTuple):
-    """How the work is divided. tile: keys per program. rows: query rows per program, at least 16.
-
-    spread: programs that share the prompt in the first kernel, several per multiprocessor. warps: per program.
-    """
+    """How the work is divided. tile: keys per program. rows: query rows per program, at least 16. spread: programs that
+    share the prompt in the first kernel, several per multiprocessor. warps: per program."""
 
     tile: int = 128
     rows: int = 64
@@ -50,11 +48,8 @@ LARGEST_FLOAT32_KEY = 64
 
 
 def supports(caches: Sequence[torch.Tensor], pool_kernel: int, tiling: Tiling = TILING) -> bool:
-    """Whether `fill_table` supports these caches (equal layout, packed along D, aligned) and this pool_kernel.
-
-    Tiles of keys above LARGEST_KEY elements (MLA's latent vectors have 576) do not fit on the chip, nor do those in
-    float32 above LARGEST_FLOAT32_KEY.
-    """
+    """Whether `fill_table` supports these caches (equal layout, packed along D, aligned) and this pool_kernel. Tiles of
+    larger keys (MLA's latent vectors have 576 elements) do not fit on the chip."""
     first = caches[0]
     alike = all(c.shape == first.shape and c.stride() == first.stride() and c.dtype == first.dtype for c in caches)
     aligned = all((c.data_ptr() - first.data_ptr()) % (_ALIGNED * c.element_size()) == 0 for c in caches)
@@ -80,10 +75,9 @@ def fill_table(
 
     table: float32 [R, S, M], R = 1 for the maximum over layers, R = L for a row per layer. queries: [L, S, H, D], after
     rotary embedding. caches: L tensors [B, G, N, D], each layer's keys in blocks of N tokens, with any strides but
-    packed along D. blocks: int32 [ceil(M / N)], the prompt's blocks in order; contiguous keys are one block. scale: the
-    factor on q·k of all layers. soft_cap: of all layers. sinks: [L, H] (`importance.AttentionFormula`). pool_kernel:
-    odd, at most `tiling.largest_pool`. All on one device.
-    A step whose query contains a NaN gets NaN everywhere, as in the reference.
+    packed along D. blocks: int32 [ceil(M / N)], the prompt's blocks in order. scale, soft_cap, sinks ([L, H]): as in
+    `importance.AttentionFormula`. pool_kernel: odd, at most `tiling.largest_pool`. All on one device.
+    A step whose query contains a NaN gets NaN everywhere.
     """
     layers, steps, heads, _ = queries.shape
     prompt, kv_heads = table.shape[2], caches[0].shape[1]
@@ -105,8 +99,7 @@ def fill_table(
 
 class Launch(NamedTuple):
     """Arguments of all kernels. reads: rows, seen, cache, offsets, blocks. factors: scale2, cap2. sizes: of the prompt
-    and the cache. shape: compile-time constants.
-    """
+    and the cache. shape: compile-time constants."""
 
     reads: tuple[torch.Tensor, ...]
     factors: tuple[float, float]
@@ -171,9 +164,7 @@ def without_padding(sums: torch.Tensor, steps: int, group: int) -> torch.Tensor:
 
 def padded_rows(queries: torch.Tensor, kv_heads: int, at_once: int) -> tuple[torch.Tensor, tuple[int, int, int]]:
     """Queries as [L, G, step blocks * steps * heads, D], zero-padded to powers of two; (step blocks, steps, heads).
-
-    at_once: steps of a block, a power of two.
-    """
+    at_once: steps of a block, a power of two."""
     layers, steps, heads, size = queries.shape
     group = heads // kv_heads
     wide = triton.next_power_of_2(group)
@@ -189,10 +180,8 @@ def _steps_at_once(steps: int, wide: int, max_rows: int) -> int:
 
 
 def step_counts(group: int, tiling: Tiling = TILING) -> list[int]:
-    """Numbers of steps that together need every variant of the kernels. group: query heads per KV head.
-
-    The kernels are compiled for each number of steps that they compute at once. Between the counts nothing is compiled.
-    """
+    """Numbers of steps that together need every variant of the kernels, which are compiled for each number of steps
+    that they compute at once. group: query heads per KV head."""
     wide = triton.next_power_of_2(group)
     powers = [2**exponent for exponent in range(tiling.rows.bit_length())]
     by_variant = {_steps_at_once(steps, wide, tiling.rows): steps for steps in reversed(powers)}
@@ -229,10 +218,8 @@ def _row_sums(
     prompt, kv_heads, block_tokens, size, stride_block, stride_head, stride_token,
     ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """log(sum(exp(q·k * scale))) of each row over one span of the prompt, written to partial [L, G, rows, spans].
-
-    A row takes its first `seen` keys only. In a span without one of them its result is -inf.
-    """
+    """log(sum(exp(q·k * scale))) of each row over one span of the prompt, written to partial [L, G, rows, spans]. A row
+    takes its first `seen` keys only; -inf in a span without one of them."""
     layer_head, part = tl.program_id(0), tl.program_id(1)
     lines = (layer_head * tl.num_programs(2) + tl.program_id(2)) * ROWS + tl.arange(0, ROWS)
     sees = tl.load(seen + tl.program_id(2) * ROWS + tl.arange(0, ROWS))

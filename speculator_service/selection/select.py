@@ -26,11 +26,9 @@ def select(
 
     Of each region by its rate, and of all other units by `options`, those of the highest mean are chosen; ties go
     to the earlier one. Of units of text, how many are chosen follows the means, and which ones `Units.ranks`. Of chunks
-    and tokens, a rate is a share of their number (rounded up). Of units of text, it is a share of their tokens that may
-    be dropped (rounded up): units are taken until they have as many; the last one is taken whole. The labels that name
-    a chosen unit count with it and come with it, also out of a region with another rate.
-    Kept are the chosen units, the protected spans, and the last `options.protect_last` tokens. Protected spans and last
-    tokens are added to the chosen units; they do not reduce their number.
+    and tokens, a rate is a share of their number; of units of text, of their tokens that may be dropped (both rounded
+    up; the last unit is taken whole). The labels that name a chosen unit count with it and come with it.
+    Protected spans and the last `options.protect_last` tokens are kept in addition.
     Raises SkimError for importance that is not finite or is negative.
     """
     mass, regions = _checked(importance), layout.regions

@@ -53,10 +53,8 @@ SESSIONS_SHARE = 0.5
 class VllmSpeculator(SpeculatorEngine):
     """`SpeculatorEngine` over vLLM's AsyncLLM. Use it from one event loop; concurrent calls are batched.
 
-    `info.max_model_len` is the maximum of M + look_ahead. The engine needs one position more, because it also computes
-    the query of the last look-ahead token. So a model that uses all its positions, all of its window, or all positions
-    of longrope's short factors, accepts one token less. A model with linear attention or a state space
-    (`ModelConfig.is_hybrid`) does not draft without a prefix cache.
+    `info.max_model_len` is the maximum of M + look_ahead: one less than vLLM's, because the query of the last
+    look-ahead token is computed too.
     """
 
     info: ModelInfo
@@ -194,11 +192,8 @@ class VllmSpeculator(SpeculatorEngine):
     async def head_masses(
         self, request_id: str, token_ids: Int32Array, question: Span
     ) -> tuple[list[tuple[int, int]], torch.Tensor]:
-        """The attention mass of every head that can score, to find a head profile.
-
-        (layer, head) of each of n heads, and float32 [2, n, M]: of the mean of the question's rows, and of the row of
-        the last prompt token. Raises as `score`.
-        """
+        """(layer, head) of each of n heads that can score, and their attention mass, float32 [2, n, M]: of the mean of
+        the question's rows, and of the row of the last prompt token. Raises as `score`."""
         check_prompt(token_ids, 0, self.info, self._vocab_size)
         names = [(layer, head) for layer, head in (await self._engine.collective_rpc("scored_heads"))[0]]
         heads = tuple((layer, head, 1.0) for layer, head in names)

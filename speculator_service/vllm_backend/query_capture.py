@@ -60,11 +60,9 @@ def scorable_layers(config: VllmConfig) -> list[ScoredLayer]:
     names = sorted(whole, key=extract_layer_index)
     if partial:
         indices = ", ".join(str(extract_layer_index(name)) for name in names)
+        others = ", ".join(sorted(partial))
         _log.warning(
-            "speculator %s scores prompts by its layers %s (counted from 0); the others have %s",
-            model,
-            indices,
-            ", ".join(sorted(partial)),
+            "speculator %s scores prompts by its layers %s (counted from 0); the others have %s", model, indices, others
         )
     return [whole[name] for name in names]
 

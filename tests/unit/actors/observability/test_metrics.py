@@ -12,7 +12,7 @@ from actors.observability.metric_table import METRICS, pool_metric
 from actors.observability.metrics import PROCESS, ProcessMeter, pool_families
 from kv_transfer.draft_channel import DraftClient
 from speculator_service.drafting import Counters
-from speculator_service.service import RecordCounts
+from speculator_service.service import COUNTS
 from target_service.drafting.exchange import DraftExchange
 from target_service.drafting.requests import DraftedRequests
 from target_service.vllm_backend.outputs import EngineCounts
@@ -20,7 +20,7 @@ from target_service.vllm_backend.outputs import EngineCounts
 DOCUMENT = Path(__file__).parents[4] / "docs" / "observability.md"
 SPECULATOR = {
     **asdict(Counters()), "sessions": 0, "rollbacks": 0, "rebuilt": 0,
-    **asdict(RecordCounts()), "records": 0, "failed_probe": 0,
+    **dict.fromkeys(COUNTS, 0), "records": 0, "failed_probe": 0,
 }  # fmt: skip
 
 
