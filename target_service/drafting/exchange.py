@@ -5,9 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import Drafted, DraftReply, DraftRequest, DraftRow
 from target_service.drafting.session import TargetSession
 
@@ -29,16 +28,6 @@ class Client(Protocol):
     def exchange(self, request: DraftRequest) -> DraftReply | None: ...
 
     def close(self) -> None: ...
-
-
-class ProposalRequest(NamedTuple):
-    """The drafts that one request needs in one step. drafts: K. top_m: 0 for one-hot drafts."""
-
-    session: TargetSession
-    answer: Int32Array
-    drafts: int
-    temperature: float
-    top_m: int
 
 
 @dataclass
@@ -72,22 +61,22 @@ class DraftExchange:
         self.counters: Counter[str] = Counter()
         self._channel: Counter[str] = Counter()  # counts of the clients that are closed
 
-    def ask(self, requests: Iterable[ProposalRequest]) -> dict[TargetSession, Drafted]:
+    def ask(self, rows: Iterable[tuple[TargetSession, DraftRow]]) -> dict[TargetSession, Drafted]:
         """Exchange a message with each drafter; the valid drafts. Blocks until the clients' deadline at most."""
         asked: defaultdict[str, list[tuple[TargetSession, DraftRow]]] = defaultdict(list)
-        for session, answer, count, temperature, top_m in requests:
-            asked[session.address].append((session, session.ask(answer, count, temperature, top_m)))
+        for session, row in rows:
+            asked[session.address].append((session, row))
         drafters = [self._drafter(address) for address in asked]
-        messages = [[row for _, row in rows] for rows in asked.values()]
+        messages = [[row for _, row in asked[address]] for address in asked]
         in_parallel = self._threads.map if len(drafters) > 1 else map
         replies = in_parallel(_Drafter.exchange, drafters, messages)
         proposals: dict[TargetSession, Drafted] = {}
-        for drafter, rows, reply in zip(drafters, asked.values(), replies, strict=True):
+        for drafter, sent, reply in zip(drafters, asked.values(), replies, strict=True):
             self.counters["exchanges"] += 1
             if reply is None:
-                self.counters[drafter.client.failure] += len(rows)
+                self.counters[drafter.client.failure] += len(sent)
                 continue
-            for session, row in rows:
+            for session, row in sent:
                 drafted = reply.drafts.get(row.session)
                 session.acknowledge(row, drafted=drafted is not None)
                 if drafted is None:

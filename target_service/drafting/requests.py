@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kv_transfer.arrays import Int32Array
-from kv_transfer.drafts import UNDRAFTED, Drafted
+from kv_transfer.drafts import UNDRAFTED, Drafted, DraftRow
 from kv_transfer.messages import SessionHandle
 from target_service.drafting.counts import DraftCounts, PositionAcceptance
-from target_service.drafting.exchange import ProposalRequest
 from target_service.drafting.session import DraftSettings, TargetSession
 
 COUNTS = ("rounds", "drafts", "accepted", "look_ahead", "no_session", "no_draft")
@@ -152,7 +151,9 @@ class DraftedRequests:
             self._drafts_at[k] += 1
             self._accepted_at[k] += k < accepted
 
-    def plan(self, batch: Iterable[Verified], rows: int) -> tuple[dict[str, Drafted], dict[str, ProposalRequest]]:
+    def plan(
+        self, batch: Iterable[Verified], rows: int
+    ) -> tuple[dict[str, Drafted], dict[str, tuple[TargetSession, DraftRow]]]:
         """Decide where the next drafts of a batch come from: look-ahead tokens (Drafted), the drafters, or nowhere.
 
         rows: requests of the batch, with those that get no drafts. Returns both by request id.
@@ -184,14 +185,15 @@ class DraftedRequests:
         elif adaptive:
             expected = np.stack([request.acceptance.expected for _, request, _ in adaptive])
             counts += self.counts.choose(expected, np.array([room for *_, room in adaptive]), rows).tolist()
-        asked: dict[str, ProposalRequest] = {}
+        asked: dict[str, tuple[TargetSession, DraftRow]] = {}
         for (row, request, room), count in zip([*fixed, *adaptive], counts, strict=True):
             before, request.chosen = request.chosen, count
             drafts = min(before, room) if self._ahead and before is not None else count
             self._chosen[drafts] += 1
             if request.session is not None and drafts:
                 request.from_drafter = True
-                asked[row.id] = ProposalRequest(request.session, row.answer, drafts, request.temperature, request.top_m)
+                question = request.session.ask(row.answer, drafts, request.temperature, request.top_m)
+                asked[row.id] = request.session, question
         return free, asked
 
     def stats(self) -> dict[str, Any]:

@@ -111,8 +111,9 @@ class RemoteDrafts:
         seconds = time.perf_counter() - began
         if self._step:
             self._step.waited += seconds
-        self._requests.counts.exchanged(max(q.drafts for q in questions.values()), seconds, drafted=bool(by_session))
-        return free | {id: by_session[q.session] for id, q in questions.items() if q.session in by_session}
+        most = max(row.max_drafts for _, row in questions.values())
+        self._requests.counts.exchanged(most, seconds, drafted=bool(by_session))
+        return free | {id: by_session[session] for id, (session, _) in questions.items() if session in by_session}
 
     def wanted(self, ids: Iterable[str]) -> dict[str, int]:
         """How many drafts each of these requests can use in the step after the next one."""

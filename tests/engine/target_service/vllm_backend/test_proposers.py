@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.drafts import Drafted
+from kv_transfer.drafts import Drafted, DraftRow
 from kv_transfer.messages import GenerateRequest, KeptPrompt, SessionHandle
 from kv_transfer.options import DecodeOptions
-from target_service.drafting.exchange import ProposalRequest
 from target_service.drafting.session import DRAFTING, DraftSettings, TargetSession
 from target_service.vllm_backend.speculation import proposer, remote_speculator
 
@@ -53,12 +52,12 @@ class Drafters:
     def __init__(self) -> None:
         self.asked: list[tuple[list[int], int]] = []
 
-    def __call__(self, questions: Iterable[ProposalRequest]) -> dict[TargetSession, Drafted]:
+    def __call__(self, rows: Iterable[tuple[TargetSession, DraftRow]]) -> dict[TargetSession, Drafted]:
         found = {}
-        for question in questions:
-            self.asked.append((question.answer.tolist(), question.drafts))
-            last = int(question.answer[-1])
-            found[question.session] = Drafted(np.arange(last + 1, last + 1 + question.drafts, dtype=np.int32))
+        for session, row in rows:
+            self.asked.append((row.tokens.tolist(), row.max_drafts))
+            last = int(row.tokens[-1])
+            found[session] = Drafted(np.arange(last + 1, last + 1 + row.max_drafts, dtype=np.int32))
         return found
 
 

@@ -61,7 +61,8 @@ class Target:
         _, asked = self._requests.plan(batch, len(batch))
         proposals = await asyncio.to_thread(self._exchange.ask, asked.values())
         for name, answer in self._answers.items():
-            drafts = proposals[asked[name].session].tokens.tolist() if asked.get(name, (0,))[0] in proposals else []
+            session = asked[name][0] if name in asked else None
+            drafts = proposals[session].tokens.tolist() if session in proposals else []
             self.verified[name].append(len(drafts))
             added = [int(answer[-1] + 1 + i) % len(TABLE) for i in range(len(drafts) + 1)]
             assert drafts == added[:-1]

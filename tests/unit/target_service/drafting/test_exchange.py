@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from kv_transfer.drafts import Drafted, DraftReply, DraftRequest
+from kv_transfer.drafts import Drafted, DraftReply, DraftRequest, DraftRow
 from kv_transfer.messages import SessionHandle
-from target_service.drafting.exchange import FORGET_AFTER_S, DraftExchange, ProposalRequest
+from target_service.drafting.exchange import FORGET_AFTER_S, DraftExchange
 from target_service.drafting.session import TargetSession
 
 ANSWER = np.array([4, 5], np.int32)
@@ -44,14 +44,15 @@ def exchange(clients: dict[str, ScriptedClient]) -> DraftExchange:
     return DraftExchange(clients.__getitem__, 20)
 
 
-def request(address: str = "a:1", id: str = "s") -> ProposalRequest:
-    return ProposalRequest(TargetSession(SessionHandle(address, id)), ANSWER, 3, 0.0, 0)
+def request(address: str = "a:1", id: str = "s") -> tuple[TargetSession, DraftRow]:
+    session = TargetSession(SessionHandle(address, id))
+    return session, session.ask(ANSWER, 3, 0.0, 0)
 
 
 def test_one_message_for_each_drafter(exchange: DraftExchange, clients: dict[str, ScriptedClient]) -> None:
     asked = [request("a:1", "s"), request("b:1", "s"), request("a:1", "t")]
     proposals = exchange.ask(asked)
-    assert [proposals[q.session].tokens.tolist() for q in asked] == [[9]] * 3
+    assert [proposals[session].tokens.tolist() for session, _ in asked] == [[9]] * 3
     assert [[row.session for row in r.rows] for r in clients["a:1"].requests] == [["s", "t"]]
     assert [[row.session for row in r.rows] for r in clients["b:1"].requests] == [["s"]]
     assert exchange.stats()["exchanges"] == 2
@@ -89,7 +90,7 @@ def test_ended_sessions_are_reported_until_the_drafter_answers(
     exchange: DraftExchange, clients: dict[str, ScriptedClient]
 ) -> None:
     client = clients["a:1"]
-    exchange.close(request(id="old").session)
+    exchange.close(request(id="old")[0])
     client.fails = "breaker"
     exchange.ask([request()])
     client.fails = None
@@ -98,7 +99,7 @@ def test_ended_sessions_are_reported_until_the_drafter_answers(
     assert [r.closed for r in client.requests] == [["old"], ["old"], []]
     exchange.flush()
     assert len(client.requests) == 3
-    exchange.close(request(id="last").session)
+    exchange.close(request(id="last")[0])
     exchange.flush()
     assert (client.requests[-1].closed, client.requests[-1].rows) == (["last"], [])
 
@@ -110,7 +111,7 @@ def test_ends_are_reported_in_a_busy_step_only_to_drafters_that_no_row_would_tel
     ended = {address: request(address) for address in clients}
     exchange.ask(ended.values())
     for asked in ended.values():
-        exchange.close(asked.session)
+        exchange.close(asked[0])
     exchange.flush({"a:1", "b:1"})
     assert [len(client.requests) for client in clients.values()] == [1, 1]
     exchange.flush({"a:1"})
@@ -126,7 +127,7 @@ def test_a_connection_that_nobody_needs_is_closed_and_its_counts_stay(clients: d
     exchange = DraftExchange(clients.__getitem__, 20, clock=lambda: now[0])
     gone, used = request("a:1"), request("b:1")
     exchange.ask([gone, used])
-    exchange.close(gone.session)
+    exchange.close(gone[0])
     clients["a:1"].fails = "timeout"
     exchange.flush(None)
     for now[0] in (FORGET_AFTER_S, FORGET_AFTER_S + 1):

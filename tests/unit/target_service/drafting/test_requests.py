@@ -69,7 +69,7 @@ def test_no_drafts_for_method_none() -> None:
 def planned(requests: DraftedRequests, name: str, answer: Int32Array) -> tuple[list[int], int]:
     """The look-ahead tokens that become drafts, and the number of drafts that the drafter is asked for."""
     free, asked = requests.plan([after(name, answer)], 1)
-    return free[name].tokens.tolist() if name in free else [], asked[name].drafts if name in asked else 0
+    return free[name].tokens.tolist() if name in free else [], asked[name][1].max_drafts if name in asked else 0
 
 
 def test_look_ahead_first_then_the_session() -> None:
@@ -78,7 +78,8 @@ def test_look_ahead_first_then_the_session() -> None:
     assert planned(requests, "r", ids(5)) == ([6, 7, 8, 9], 0)
     assert planned(requests, "r", ids(5, 6, 7, 8, 9)) == ([10], 0)
     _, asked = requests.plan([after("r", ids(5, 6, 7, 8, 9, 10))], 1)
-    assert (asked["r"].session, asked["r"].drafts) == (request.session, 4)
+    session, row = asked["r"]
+    assert (session, row.max_drafts) == (request.session, 4)
     assert requests.stats()["look_ahead"] == 5
 
 
@@ -130,7 +131,7 @@ def test_adaptive_requests_of_a_batch_are_planned_together() -> None:
         requests.get("bad").acceptance.observe(4, 0)
     requests.counts.step, requests.counts.exchange = Line(1.0, 0.4, 50, 50), Line(0.01, 0.0, 50, 50)
     _, asked = requests.plan([after(name, ids(5, 6)) for name in ("bad", "fixed", "good", "unknown")], 4)
-    assert {name: question.drafts for name, question in asked.items()} == {"fixed": 4, "good": 4}
+    assert {name: row.max_drafts for name, (_, row) in asked.items()} == {"fixed": 4, "good": 4}
     assert requests.stats()["chosen"] == {0: 1, 1: 0, 2: 0, 3: 0, 4: 2}
 
 
@@ -187,7 +188,7 @@ def test_with_async_scheduling_a_count_is_used_a_step_later(monkeypatch: pytest.
     asked = []
     for size in range(2, 7):
         _, questions = requests.plan([after("r", ids(*range(size)))], 1)
-        asked.append((questions["r"].drafts if questions else 0, request.wanted()))
+        asked.append((questions["r"][1].max_drafts if questions else 0, request.wanted()))
     assert asked == [(2, 2), (2, 3), (3, 0), (0, 1), (1, 1)]
     assert requests.plan([], 0) == ({}, {})
 
