@@ -3,8 +3,7 @@
 A span is a half-open range [start, end) of token positions in a prompt.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,19 @@ Float32Array = npt.NDArray[np.float32]
 Span = tuple[int, int]
 
 
-no_numbers: Callable[[], Int32Array] = partial(np.empty, 0, np.int32)
-no_pairs: Callable[[], Int32Array] = partial(np.empty, (0, 2), np.int32)
-no_scores: Callable[[], Float32Array] = partial(np.empty, 0, np.float32)
+def no_numbers() -> Int32Array:
+    """int32 [0]."""
+    return np.empty(0, np.int32)
+
+
+def no_pairs() -> Int32Array:
+    """int32 [0, 2]."""
+    return np.empty((0, 2), np.int32)
+
+
+def no_scores() -> Float32Array:
+    """float32 [0]."""
+    return np.empty(0, np.float32)
 
 
 def is_ascending(positions: Int32Array) -> bool:
