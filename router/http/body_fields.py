@@ -37,7 +37,7 @@ class BodyFields(NamedTuple):
 
 async def read_fields(body: bytes, path: str) -> BodyFields:
     """As `parse_body`. A long body is parsed in a thread, unless it takes no longer than a search of its bytes."""
-    if b"keep" not in body and _is_flat(body) and not _may_hold_wide_integers(body):
+    if b'"keep"' not in body and _is_flat(body) and not _may_hold_wide_integers(body):
         with suppress(ValueError):
             return _checked(msgspec.json.decode(body), body, path)
     return await apart(len(body), parse_body, body, path)

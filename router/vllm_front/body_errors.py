@@ -58,26 +58,25 @@ def bound_messages() -> None:
             module.sanitize_message = sanitized  # type: ignore[attr-defined]
 
 
-def fail_fast(schema: Any) -> Any:
-    """A copy of a pydantic core schema whose lists and objects stop at their first wrong element."""
-    return _fail_fast(schema, {})
+def fail_fast(node: Any, copies: dict[int, Any] | None = None) -> Any:
+    """A copy of a pydantic core schema whose lists and objects stop at their first wrong element.
 
-
-def _fail_fast(node: Any, done: dict[int, Any]) -> Any:
-    """done: the copy of each node, by its `id`: a schema uses some nodes in several places."""
+    copies: of each node, by its `id`: a schema uses some nodes in several places.
+    """
     if not isinstance(node, dict | list | tuple):
         return node
-    if id(node) not in done:
+    copies = {} if copies is None else copies
+    if id(node) not in copies:
         if isinstance(node, dict):
             kind = node.get("type")  # a schema among the names of an object's fields, where a field is called "type"
             skipped = _VALUES if isinstance(kind, str) else ()
-            copy: Any = {name: part if name in skipped else _fail_fast(part, done) for name, part in node.items()}
+            copy: Any = {n: part if n in skipped else fail_fast(part, copies) for n, part in node.items()}
             if isinstance(kind, str) and kind in _MANY:
                 copy["fail_fast"] = True
         else:
-            copy = type(node)(_fail_fast(part, done) for part in node)
-        done[id(node)] = copy
-    return done[id(node)]
+            copy = type(node)(fail_fast(part, copies) for part in node)
+        copies[id(node)] = copy
+    return copies[id(node)]
 
 
 async def answer_invalid(request: Request, error: RequestValidationError | ValidationError) -> Response:

@@ -136,12 +136,14 @@ class ChatRecorder:
         """The messages after `context_management`, and its edits that changed them, with the tokens before each."""
         applied = []
         unlimited = replace(
-            tok_params or self._renderer.default_chat_tok_params, max_total_tokens=None, max_output_tokens=0
+            tok_params or self._renderer.default_chat_tok_params,
+            max_total_tokens=None,
+            max_output_tokens=0,
+            truncate_prompt_tokens=None,
+            return_token_offsets=True,
         )
-        unlimited = replace(unlimited, truncate_prompt_tokens=None, return_token_offsets=True)
         for edit in call.request.edits:
-            keeps = call.request.keep_fields
-            chars = chars_of(messages)
+            keeps, chars = call.request.keep_fields, chars_of(messages)
             plain = await apart(chars, without_marks, messages, keeps) if keeps else messages
             _, [prompt] = await self._plain_chat([plain], params, unlimited, **kwargs)
             chat = await self._contents(messages, call, params, prompt)
@@ -150,8 +152,8 @@ class ChatRecorder:
                     edited, counts = without_thinking(edit, messages)
                 else:
                     offsets, kept = prompt.get("prompt_token_offsets"), call.request.options.protect_tools
-                    given = edit, messages, chat, offsets, self._tokens_of, kept
-                    edited, counts = await apart(chars, without_tool_uses, *given)
+                    arguments = edit, messages, chat, offsets, self._tokens_of, kept
+                    edited, counts = await apart(chars, without_tool_uses, *arguments)
             if any(counts.values()):
                 messages = edited
                 applied.append(({"type": edit.type, **counts}, len(prompt["prompt_token_ids"])))

@@ -5,8 +5,8 @@ vLLM's renderer makes the prompts, so that a text is tokenized and its places ar
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -50,6 +50,8 @@ _OF_ANSWERS = (*(name for name in PrefillOptions.model_fields if name not in Pol
 _OF_CHATS = ("keep_by_role", "protect_tools", "keep_short")
 
 Messages = list[dict[str, Any]]
+PlacedTexts = list[tuple[dict[str, int], PlacedText]]
+"""The texts of a prompt with what names them in the answer. Those without a place in it are missing, and kept whole."""
 
 
 class SelectBody(BaseModel, extra="allow", strict=True):
@@ -147,16 +149,6 @@ def _bytes_of(text: str | None) -> int:
     return len((text or "").encode())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _PlacedPrompt:
-    """A prompt, its texts with what names them in the answer, and how many of their tokens may be kept. Texts without a
-    place in the prompt are not among them; they are kept whole."""
-
-    rendered: RenderedPrompt
-    texts: Sequence[tuple[dict[str, int], PlacedText]]
-    budget: TokenBudget | None
-
-
 class SelectEndpoint:
     """Answers the route by `answer`. renderer, models: of vLLM's app."""
 
@@ -198,9 +190,9 @@ class SelectEndpoint:
                 for index, chat in enumerate(chats):
                     await places.acquire()
                     call.request.deadline.check()
-                    placed = await self._rendered(body, index, chat, call)
-                    own_name = name if body.texts is None else f"{name}-{index}"
-                    tasks.append(group.create_task(self._select(own_name, placed, body, call)))
+                    rendered, texts = await self._rendered(body, index, chat, call)
+                    prompt_name = name if body.texts is None else f"{name}-{index}"
+                    tasks.append(group.create_task(self._select(prompt_name, rendered, texts, body, call)))
                     tasks[-1].add_done_callback(lambda _: places.release())
         except BaseExceptionGroup as errors:
             first = errors.exceptions[0]
@@ -209,7 +201,9 @@ class SelectEndpoint:
             raise first from None
         return [text for task in tasks for text in task.result()]
 
-    async def _rendered(self, body: SelectBody, index: int, chat: Messages, call: CallState) -> _PlacedPrompt:
+    async def _rendered(
+        self, body: SelectBody, index: int, chat: Messages, call: CallState
+    ) -> tuple[RenderedPrompt, PlacedTexts]:
         """The prompt of a chat, with the places of its texts. Raises InvalidRequestError where they are not known."""
         renderer = self._renderer.renderer
         params = ChatParams(
@@ -223,19 +217,21 @@ class SelectEndpoint:
         return await apart(len(text or ""), _placed, body, index, prompt, call.chats.pop(text, None))
 
     async def _select(
-        self, name: str, placed: _PlacedPrompt, body: SelectBody, call: CallState
+        self, name: str, rendered: RenderedPrompt, texts: PlacedTexts, body: SelectBody, call: CallState
     ) -> list[dict[str, Any]]:
         """What was kept of each text of a prompt."""
-        request = call.request
+        request, budget = call.request, None
+        if body.max_tokens_kept is not None:
+            budget = TokenBudget(body.max_tokens_kept, mask_of([placed.tokens for _, placed in texts], rendered.size))
         priority = max(0, request.caller.key.min_priority) if request.caller else 0
-        prompt = Prompt(placed.rendered, {}, 0, cache_salt=request.salt(None), priority=priority, answers=False)
-        prepared, selection = await self._dispatcher.select(name, prompt, call, placed.budget)
+        prompt = Prompt(rendered, {}, 0, cache_salt=request.salt(None), priority=priority, answers=False)
+        prepared, selection = await self._dispatcher.select(name, prompt, call, budget)
         selected = SelectedPrompt(selection, prepared.options, prepared.layout)
-        chars, tell = len(placed.rendered.text or ""), partial(selected.as_json, scores=body.scores)
-        return [{**where, **await apart(chars, tell, text)} for where, text in placed.texts]
+        chars, tell = len(rendered.text or ""), partial(selected.as_json, scores=body.scores)
+        return [{**where, **await apart(chars, tell, text)} for where, text in texts]
 
 
-def _placed(body: SelectBody, index: int, prompt: Any, chat: ChatContents | None) -> _PlacedPrompt:
+def _placed(body: SelectBody, index: int, prompt: Any, chat: ChatContents | None) -> tuple[RenderedPrompt, PlacedTexts]:
     """The prompt of a text, or of the messages. Raises InvalidRequestError where the places of texts are not known."""
     text, offsets = prompt.get("prompt"), prompt.get("prompt_token_offsets")
     if text is None or offsets is None or chat is None or chat.contents is None:
@@ -254,7 +250,4 @@ def _placed(body: SelectBody, index: int, prompt: Any, chat: ChatContents | None
                 "the model's chat template changes this text or the question, so nothing can be said of its lines"
             )
         chat = chat._replace(tasks=chat.contents[-1].spans[-1:])
-    rendered, budget = RenderedPrompt(np.asarray(prompt["prompt_token_ids"], np.int32), text, ranges, chat), None
-    if body.max_tokens_kept is not None:
-        budget = TokenBudget(body.max_tokens_kept, mask_of([placed.tokens for _, placed in texts], rendered.size))
-    return _PlacedPrompt(rendered, texts, budget)
+    return RenderedPrompt(np.asarray(prompt["prompt_token_ids"], np.int32), text, ranges, chat), texts

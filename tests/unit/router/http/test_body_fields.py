@@ -165,7 +165,7 @@ def test_what_fits_passes(body):
     parse_body(json.dumps(body).encode(), CHAT)
 
 
-@pytest.mark.parametrize("text", ["a", "an emoji \U0001f600"])
+@pytest.mark.parametrize("text", ["a", "an emoji \U0001f600", 'texts that keep a "keep"'])
 async def test_an_ordinary_body_is_parsed_once_and_in_no_thread(monkeypatch, text):
     for owner, name in ((json, "loads"), (body_fields, "parse_body")):
         monkeypatch.setattr(owner, name, lambda *args, **kwargs: pytest.fail("a second parse"))
