@@ -27,10 +27,10 @@ from kv_transfer.messages import KeptPrompt, SelectRequest, SessionHandle
 from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim.engines import EngineSettings, PairEngines
 from skim_common.errors import SkimError
-from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model, text_config
 from speculator_service.drafting import DraftService
 from speculator_service.engine import ScoreRequest
+from speculator_service.model import model_fingerprint
 from speculator_service.scoring.heads import Head, HeadProfile, save
 
 CHUNK = 8192

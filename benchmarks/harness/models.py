@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 
 from kv_transfer.arrays import Int32Array
 from skim_common.errors import SkimError
-from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model
+from speculator_service.model import model_fingerprint
 from speculator_service.scoring.heads import Head, HeadProfile
 
 TOKENIZER = Path(__file__).parents[2] / "demo_models" / "target"

@@ -9,9 +9,9 @@ import typer
 from cluster.commands.flags import quick_start, read_options
 from cluster.commands.output import console, print_line
 from skim_common.errors import SkimError
-from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model
 from skim_common.models.source import located
+from speculator_service.model import model_fingerprint
 
 
 def heads(

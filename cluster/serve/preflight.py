@@ -13,8 +13,9 @@ from cluster.serve.front_process import check_front
 from cluster.serve.placement import on_own_cores
 from router.options.settings import RouterConfig
 from skim_common.errors import ModelError, SkimError
-from skim_common.models.info import check_speculator, inspect_model, same_tokens
+from skim_common.models.info import inspect_model, same_tokens
 from skim_common.models.source import is_hub_name, is_within_reach, local_folder, pinned, weight_bytes
+from speculator_service.model import check_speculator
 
 PrintLine = Callable[[str], None]
 

@@ -19,8 +19,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.types import Scope
 
+from router.decision.decaying_mean import DecayingMean
 from router.options.errors import RefusedError
-from skim_common.decaying_mean import DecayingMean
 from skim_common.errors import SkimError
 from skim_common.validation import problems
 from skim_common.watched_files import WatchedFiles

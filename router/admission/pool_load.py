@@ -15,7 +15,7 @@ let in.
 import math
 from collections.abc import Callable
 
-from skim_common.decaying_mean import DecayingMean
+from router.decision.decaying_mean import DecayingMean
 
 ANSWER_DECAY = 0.95
 """Weight of an answer after the next one: about the latest twenty count."""

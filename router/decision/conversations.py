@@ -13,9 +13,9 @@ from cachetools import LRUCache, TTLCache
 
 from kv_transfer.options import LATE_TOKENS, SHORT_TEXT
 from router.decision.choice import SPECULATOR_SHARE
+from router.decision.decaying_mean import DecayingMean
 from router.decision.ledger import BLOCK_TOKENS
 from router.decision.pool_time import PoolTime
-from skim_common.decaying_mean import DecayingMean
 from skim_common.models.costs import Read
 
 DECAY = 0.97

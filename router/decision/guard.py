@@ -17,10 +17,10 @@ import re2
 
 from kv_transfer.options import AUTO
 from router.decision.conversations import Client
+from router.decision.decaying_mean import DecayingMean
 from router.decision.whole_text import whole_text_score
 from router.options.request import PrefillOptions
 from router.prompt.task.words import asks, without_options
-from skim_common.decaying_mean import DecayingMean
 
 EXPLICIT = frozenset({"keep_rate", "coverage", "max_keep", "keep_by_role"})
 """Options that say how much is kept. A request that gives one is obeyed. A floor (`min_keep`) lets more be kept."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import re2
 
+from router.options.nesting import MAX_DEPTH, too_deep
 from skim_common.errors import InvalidRequestError
-from skim_common.nesting import MAX_DEPTH, too_deep
 
 MAX_LOGPROBS = 2**19
 """Log probabilities in one reply: about 28 MB between target and router, and 40 MB of JSON."""

@@ -11,9 +11,9 @@ import msgspec
 from kv_transfer.limits import reserved_names
 from router.dispatch.apart import apart
 from router.options.errors import InvalidOptionError
+from router.options.nesting import MAX_DEPTH, too_deep
 from router.options.request import clipped
 from router.prompt.keep_fields import KeepFields, extract_keep_fields
-from skim_common.nesting import MAX_DEPTH, too_deep
 
 # What vLLM's schema of /v1/messages lacks, and without which an answer would be another one.
 _OF_ANTHROPIC = ("mcp_servers", "container", "compaction", "thread", "output_format")

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, PlainValidator, ValidationError
 
 from kv_transfer.options import ALWAYS, AUTO, YAML_SWITCH, DecodeOptions, SelectionOptions
 from router.options.errors import InvalidOptionError
-from skim_common.nesting import too_deep
+from router.options.nesting import too_deep
 from skim_common.validation import problems
 
 MAX_PROTECTED_SPANS = 4096

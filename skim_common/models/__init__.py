@@ -1,4 +1,4 @@
-"""A model by name: where its files are, what its config says, what a read costs, and how its weights are known again.
+"""A model by name: where its files are, what its config says, what a read costs, and the text of its tokens.
 
 Not here: engines.
 """

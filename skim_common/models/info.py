@@ -148,37 +148,6 @@ def longrope_original(text: Any) -> int | None:
     return original if isinstance(original, int) else None
 
 
-def window_of_all_layers(text: Any) -> int | None:
-    """The sliding window of a text model whose layers all have one, by its transformers config; else None."""
-    window = getattr(text, "sliding_window", None)
-    layer_types = getattr(text, "layer_types", None)
-    # Without layer_types (Mistral) the window holds for all layers; with layer_types (Qwen2) for those listed.
-    listed = set(layer_types) == {"sliding_attention"} if layer_types else getattr(text, "use_sliding_window", True)
-    return window if window and listed else None
-
-
-def check_speculator(path: str, max_model_len: int) -> None:
-    """Raise ModelError if the model's attention cannot be scored.
-
-    A layer can be scored if it attends to the whole prompt; a model may have others too. max_model_len: limit for
-    prompt plus answer.
-    """
-    text = text_config(path)
-    window, layer_types = window_of_all_layers(text), set(getattr(text, "layer_types", None) or ())
-    if getattr(text, "index_topk", None):
-        reason = f"sparse attention (index_topk {text.index_topk})"
-    elif window is not None and max_model_len > window:
-        reason = (
-            f"sliding-window attention in every layer; set max_model_len to at most {window}, where its window covers"
-            " the whole prompt"
-        )
-    elif window is None and layer_types and not layer_types & {"full_attention", "hybrid"}:
-        reason = f"only layers of type {', '.join(sorted(layer_types))}"
-    else:
-        return
-    raise ModelError(f"model {path} is not supported yet as a speculator: it has {reason}")
-
-
 def check_pair(speculator: ModelInfo, target: ModelInfo) -> None:
     """Raise ModelError unless token ids mean the same to both pools.
 
@@ -214,10 +183,6 @@ def text_config(path: str) -> Any:
 def _read_config_file(folder: Path) -> dict[str, Any]:
     """The content of config.json. Raises ModelError with a readable reason for everything that can go wrong."""
     try:
-        # stat, not exists(): a folder without read permission must not be reported as missing.
-        if not folder.is_dir():
-            folder.stat()
-            raise ModelError(f"model {folder} is not a folder; give the folder that holds config.json")
         raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         missing = "has no config.json" if folder.is_dir() else "does not exist"

@@ -20,8 +20,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from skim_common.errors import ModelError, SkimError, one_line
-from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import ModelInfo, text_config
+from speculator_service.model import model_fingerprint
 
 PACKAGED = resources.files("speculator_service") / "scoring" / "profiles"
 
@@ -39,7 +39,7 @@ class Head(BaseModel):
 class HeadProfile(BaseModel):
     """The retrieval heads of one model.
 
-    fingerprint: `skim_common.models.fingerprint` of the model. question, last: the weights of the rows of the question
+    fingerprint: `speculator_service.model` of the model. question, last: the weights of the rows of the question
     and of the last prompt token. model, made: for people; the model's name, and how the profile was made.
     """
 

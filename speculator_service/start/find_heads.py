@@ -16,10 +16,10 @@ import torch
 
 from kv_transfer.arrays import Int32Array, Span
 from skim_common.errors import ModelError, SkimError
-from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import load_tokenizer
 from skim_common.models.source import public_name
 from speculator_service.engine import SpeculatorEngine
+from speculator_service.model import model_fingerprint
 from speculator_service.scoring.heads import Head, HeadProfile, save, saved_file
 from speculator_service.start.probe import find_failure
 from vllm_hooks.needle_prompt import NeedlePrompt, filler_line, token_ids, with_needle

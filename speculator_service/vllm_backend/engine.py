@@ -28,7 +28,7 @@ from kv_transfer.limits import check_ids, check_prompt, check_speculator_length
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SessionLostError, SkimError
-from skim_common.models.info import ModelInfo, check_speculator, inspect_model
+from skim_common.models.info import ModelInfo, inspect_model
 from skim_common.models.source import local_folder
 from speculator_service.engine import (
     GREEDY_BELOW,
@@ -37,6 +37,7 @@ from speculator_service.engine import (
     Scores,
     SpeculatorEngine,
 )
+from speculator_service.model import check_speculator
 from speculator_service.scoring.heads import HeadProfile, profile_of
 from speculator_service.scoring.queries import SCORE_ARG, ScoreQueries, question_rows
 from speculator_service.vllm_backend.scheduler import Gang

@@ -12,8 +12,9 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from skim_common.errors import ModelError
-from skim_common.models.info import longrope_original, text_config, window_of_all_layers
+from skim_common.models.info import longrope_original, text_config
 from speculator_service.engine import MAX_TOP
+from speculator_service.model import window_of_all_layers
 from speculator_service.vllm_backend.keys import PLAIN_CACHES, STORED_FP8
 from vllm_hooks.engine import check_options, engine_config, start
 

@@ -23,6 +23,7 @@ from kv_transfer.arrays import mask_of
 from router.decision.guard import needs_whole_text
 from router.dispatch.sampling_limits import check_sampling
 from router.options.headers import whole_number
+from router.options.nesting import too_deep
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat
 from router.prompt.keep_fields import messages_with_keeps
@@ -32,7 +33,6 @@ from router.prompt.task.speech import Turn, speech_of_turns
 from router.prompt.token_cache import KnownTokens
 from router.vllm_front import body_errors
 from skim_common.errors import InvalidRequestError
-from skim_common.nesting import too_deep
 from speculator_service.selection.units import nested_ranks
 from speculator_service.translation import readable
 from tests.unit.router.prompt.test_control_tokens import byte_level

@@ -8,7 +8,8 @@ from benchmarks.gpu.memory import GIB, Need, kv_bytes, shares, weight_bytes
 from benchmarks.gpu.presets import MODELS, PRESETS, configs, make_folder, preset
 from benchmarks.gpu.ttft import prompt_ids
 from skim_common.errors import SkimError
-from skim_common.models.info import check_speculator, inspect_model
+from skim_common.models.info import inspect_model
+from speculator_service.model import check_speculator
 
 # From the model cards: parameters in billions.
 PARAMETERS = {"llama-1b": 1.236, "llama-8b": 8.030, "qwen-32b": 32.76}

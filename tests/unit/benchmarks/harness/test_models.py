@@ -15,8 +15,8 @@ from benchmarks.harness.models import (
     prefill_flops,
     random_prompt,
 )
-from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import check_pair, inspect_model
+from speculator_service.model import model_fingerprint
 
 SMALL = Shape(layers=2, heads=2, kv_heads=1, intermediate=96)
 

@@ -7,7 +7,7 @@ import pytest
 
 from router.admission.intake_lock import IntakeLock
 from router.dispatch.state import CURRENT
-from skim_common.nesting import MAX_DEPTH
+from router.options.nesting import MAX_DEPTH
 from tests.unit.router.asgi_calls import DEFAULTS, Call, middleware
 
 

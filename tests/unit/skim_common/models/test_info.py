@@ -12,12 +12,11 @@ from skim_common.errors import ModelError
 from skim_common.models.info import (
     _override,
     check_pair,
-    check_speculator,
     inspect_model,
     position_count,
     text_config,
-    window_of_all_layers,
 )
+from speculator_service.model import check_speculator, window_of_all_layers
 
 DEMO = Path(__file__).parents[4] / "demo_models"
 LLAMA = {
@@ -146,7 +145,7 @@ def test_missing_folder(tmp_path):
 
 
 def test_a_file_instead_of_a_folder(folder):
-    assert "is not a folder" in refusal(inspect_model, str(folder / "config.json"), engine="vllm")
+    assert "Not a directory" in refusal(inspect_model, str(folder / "config.json"), engine="vllm")
 
 
 def test_unreadable(folder):

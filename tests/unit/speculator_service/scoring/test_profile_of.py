@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from skim_common.errors import ModelError, SkimError
-from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model
+from speculator_service.model import model_fingerprint
 from speculator_service.scoring.heads import Head, HeadProfile, profile_of, save, saved_file
 from tests.unit.conftest import MODELS
 

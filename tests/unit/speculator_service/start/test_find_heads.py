@@ -9,9 +9,9 @@ import torch
 
 from benchmarks.mock_engines.speculator import MockSpeculator
 from skim_common.errors import ModelError
-from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model
 from speculator_service.engine import Scores
+from speculator_service.model import model_fingerprint
 from speculator_service.scoring.heads import Head, HeadProfile, head_weights, load, row_weights, save, saved_file
 from speculator_service.start import find_heads as module
 from speculator_service.start.find_heads import COUNT, ensure_heads, find_heads, head_prompts

@@ -1,6 +1,6 @@
 import pytest
 
-from skim_common.decaying_mean import DecayingMean
+from router.decision.decaying_mean import DecayingMean
 
 
 def test_a_value_loses_weight_with_each_later_one():

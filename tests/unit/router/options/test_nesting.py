@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skim_common.nesting import too_deep
+from router.options.nesting import too_deep
 
 TEXTS = st.text(alphabet='ab"\\[]{}:,\n \u00e9\u5b5b', max_size=8)
 VALUES = st.recursive(
@@ -41,5 +41,5 @@ def test_it_is_that_of_the_parsed_value(value, ascii_only, encoding, most):
 def test_a_text_that_is_cut_off(monkeypatch, text, deep):
     """Also where the text is read in many parts."""
     assert too_deep(text % (b"[" * 200)) == deep
-    monkeypatch.setattr("skim_common.nesting._BLOCK", 3)
+    monkeypatch.setattr("router.options.nesting._BLOCK", 3)
     assert too_deep(text % (b"[" * 200)) == deep

@@ -1,8 +1,9 @@
-"""By what a model is known again, whatever folder it is in and however its weights are quantised."""
+"""What a speculator's model must be, and by what it is known again, in whatever folder and however quantised."""
 
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -11,6 +12,37 @@ from skim_common.models.info import ModelInfo, text_config
 from skim_common.models.source import local_folder
 
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
+
+
+def window_of_all_layers(text: Any) -> int | None:
+    """The sliding window of a text model whose layers all have one, by its transformers config; else None."""
+    window = getattr(text, "sliding_window", None)
+    layer_types = getattr(text, "layer_types", None)
+    # Without layer_types (Mistral) the window holds for all layers; with layer_types (Qwen2) for those listed.
+    listed = set(layer_types) == {"sliding_attention"} if layer_types else getattr(text, "use_sliding_window", True)
+    return window if window and listed else None
+
+
+def check_speculator(path: str, max_model_len: int) -> None:
+    """Raise ModelError if the model's attention cannot be scored.
+
+    A layer can be scored if it attends to the whole prompt; a model may have others too. max_model_len: limit for
+    prompt plus answer.
+    """
+    text = text_config(path)
+    window, layer_types = window_of_all_layers(text), set(getattr(text, "layer_types", None) or ())
+    if getattr(text, "index_topk", None):
+        reason = f"sparse attention (index_topk {text.index_topk})"
+    elif window is not None and max_model_len > window:
+        reason = (
+            f"sliding-window attention in every layer; set max_model_len to at most {window}, where its window covers"
+            " the whole prompt"
+        )
+    elif window is None and layer_types and not layer_types & {"full_attention", "hybrid"}:
+        reason = f"only layers of type {', '.join(sorted(layer_types))}"
+    else:
+        return
+    raise ModelError(f"model {path} is not supported yet as a speculator: it has {reason}")
 
 
 def model_fingerprint(model: ModelInfo) -> str:

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from skim_common.errors import ModelError
-from skim_common.models.fingerprint import model_fingerprint
 from skim_common.models.info import inspect_model
+from speculator_service.model import model_fingerprint
 
-DEMO = Path(__file__).parents[4] / "demo_models" / "speculator"
+DEMO = Path(__file__).parents[3] / "demo_models" / "speculator"
 NORM = torch.tensor([0.5, 1.25, -3.0]).bfloat16()
 LAYER = "model.layers.0.input_layernorm.weight"
 
