@@ -122,7 +122,12 @@ class TranslatingSpeculator(SpeculatorEngine):
         began = perf_counter()
         # The tokenizer releases the GIL: the event loop answers other calls meanwhile.
         reading = await asyncio.to_thread(self._translator.read, request.token_ids)
-        self._check_length(int(reading.ids.size), request.options.tokens_ahead)
+        tokens, look_ahead = int(reading.ids.size), request.options.tokens_ahead
+        if tokens + look_ahead > (limit := min(self._engine.info.max_model_len, self._engine.info.max_position)):
+            raise TooLongError(
+                f"the prompt has {tokens} tokens in the speculator's own tokenizer and look_ahead is {look_ahead}, but "
+                f'the speculator reads at most {limit}; shorten the prompt or send "speculative_prefill": false'
+            )
         translated = perf_counter() - began
         questions = tuple(filter(None, map(reading.own_tokens, request.questions)))
         scores = await self._engine.score(replace(request, token_ids=reading.ids, questions=questions))
@@ -131,14 +136,6 @@ class TranslatingSpeculator(SpeculatorEngine):
         translated += perf_counter() - began
         timings = {**scores.timings, "speculate": scores.timings.get("speculate", 0.0) + 1e3 * translated}
         return Scores(importance, [], timings, scores.cached_tokens)
-
-    def _check_length(self, tokens: int, look_ahead: int) -> None:
-        limit = min(self._engine.info.max_model_len, self._engine.info.max_position)
-        if tokens + look_ahead > limit:
-            raise TooLongError(
-                f"the prompt has {tokens} tokens in the speculator's own tokenizer and look_ahead is {look_ahead}, but "
-                f'the speculator reads at most {limit}; shorten the prompt or send "speculative_prefill": false'
-            )
 
     async def stats(self) -> dict[str, Any]:
         return await self._engine.stats()
@@ -182,10 +179,9 @@ def spans_of_bytes(text: str, sizes: npt.NDArray[np.int64]) -> Spans:
 def carried_importance(importance: npt.ArrayLike, spans: Spans, to: Spans, characters: int) -> Float64Array:
     """Importance of the tokens with the spans `to` [T, 2], from that of tokens [S] with `spans` [S, 2] of one text.
 
-    A character has the mean importance of the tokens that cover it. A token has the mean of its characters. Characters
-    that no token covers do not count; a token without any other character gets a value between its neighbours'.
-    All results lie between the lowest and the highest importance, and equal scores stay equal.
-    characters: length of the text.
+    A character has the mean importance of the tokens that cover it, a token the mean of its characters. Characters that
+    no token covers do not count; a token without any other character gets a value between its neighbours'. Equal scores
+    stay equal. characters: length of the text.
     """
     values = np.asarray(importance, np.float64)
     total, covered = _added(spans, values, characters), _added(spans, np.ones_like(values), characters)

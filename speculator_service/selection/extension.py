@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array, mask_of
+from kv_transfer.arrays import Float32Array, Int32Array, common_prefix, mask_of
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import LATE_TOKENS, SHORT_TEXT, SelectionOptions
 from speculator_service.selection.units import Units, unit_means
@@ -93,7 +93,7 @@ class Prompt:
 
 def extend(prompt: Prompt, known: KnownPrefix) -> Extended:
     """The kept prompt: the record's longest prefix before position C, the earlier answer, late units, the new text."""
-    lead = _shared(prompt.fresh, _held(prompt, known, known.common))
+    lead = common_prefix(prompt.fresh, _held(prompt, known, known.common))
     fresh = Extended(prompt.fresh, min(lead, known.positions.size))
     common = min(known.common, prompt.size - 1)  # the prompt's last token is read last
     plan, new = _plan(prompt, known, common)
@@ -102,9 +102,8 @@ def extend(prompt: Prompt, known: KnownPrefix) -> Extended:
         again, read = _plan(prompt, known, prompt.question)
         if read - new <= max(SHORT_TEXT, new):
             plan, new = again, read
-    most, share = GROWTH * prompt.fresh.size, prompt.options.max_keep
-    if share is not None:
-        most = share * prompt.size
+    share = prompt.options.max_keep
+    most = GROWTH * prompt.fresh.size if share is None else share * prompt.size
     too_long = prompt.fresh.size == prompt.size or plan.positions.size > most
     if too_long or prompt.fresh.size - lead < new or plan.reused <= fresh.reused:
         return replace(fresh, compacted=plan.reused > fresh.reused)
@@ -115,23 +114,19 @@ def _plan(prompt: Prompt, known: KnownPrefix, common: int) -> tuple[Extended, in
     """The extension of what stands before position `common`, and the number of tokens that the target reads for it."""
     reused = known.positions[: _leading(known.positions < common)]
     answer = _answer_end(prompt, known, reused.size, common)
-    standing = np.zeros(prompt.size, bool)
-    standing[reused] = True
-    wanted = np.zeros(prompt.size, bool)
-    wanted[prompt.fresh] = True
-
+    standing, wanted = np.zeros((2, prompt.size), bool)
+    standing[reused] = wanted[prompt.fresh] = True
     new = wanted.copy()
     new[:common] = False
     new[common:answer] = True
     if (~prompt.protected[answer:]).sum() <= SHORT_TEXT:
         new[answer:] = True
     late = _late(prompt, standing, wanted, common)
-
     ordered = np.flatnonzero(new)
     split = int(np.searchsorted(ordered, _place_of_late(prompt, answer, common)))
     parts = (reused, ordered[:split], _in_order(prompt, late), ordered[split:])
     positions = np.concatenate(parts).astype(np.int32)
-    read = positions.size - _shared(positions, _held(prompt, known, common))
+    read = positions.size - common_prefix(positions, _held(prompt, known, common))
     return Extended(positions, int(reused.size), int(late.sum())), read
 
 
@@ -205,12 +200,6 @@ def _held(prompt: Prompt, known: KnownPrefix, common: int) -> Int32Array:
     reused = known.positions[: _leading(known.positions < common)]
     end = _answer_end(prompt, known, reused.size, common)
     return np.concatenate([reused, np.arange(common, end, dtype=np.int32)])
-
-
-def _shared(a: Int32Array, b: Int32Array) -> int:
-    """The number of leading elements that `a` and `b` share."""
-    size = min(a.size, b.size)
-    return _leading(a[:size] == b[:size])
 
 
 def _leading(mask: npt.NDArray[np.bool_]) -> int:

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from skim_common.prefixes import common_prefix
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
@@ -22,7 +21,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from kv_transfer.arrays import Float32Array, Int32Array, Span, no_numbers
+from kv_transfer.arrays import Float32Array, Int32Array, Span, common_prefix, no_numbers
 from kv_transfer.drafts import Drafted
 from kv_transfer.limits import check_ids, check_prompt, check_speculator_length
 from kv_transfer.messages import KeptPrompt
@@ -119,8 +118,9 @@ class VllmSpeculator(SpeculatorEngine):
         check_prompt(token_ids, options.tokens_ahead, self.info, self._vocab_size)
         asked = ScoreQueries.of(options, int(token_ids.size), request.questions, self._profile, self.eos_token_ids)
         began = time.perf_counter()
-        output, payload, importance = await self._scored(request.request_id, token_ids, asked, request.cache_salt)
+        output, importance = await self._scored(request.request_id, token_ids, asked, request.cache_salt)
         total = 1e3 * (time.perf_counter() - began)
+        payload = output.kv_transfer_params
         speculate = min(payload["speculate_ms"], total)
         if request.keep_session:
             session = EngineSession(np.array(token_ids, np.int32), len(token_ids), request.cache_salt)
@@ -202,15 +202,15 @@ class VllmSpeculator(SpeculatorEngine):
         by_rows = ScoreQueries(heads=heads, questions=rows, question=1.0, last=0.0, apart=True)
         by_last = ScoreQueries(heads=heads, apart=True)
         masses = [
-            (await self._scored(f"{request_id}-{number}", token_ids, asked, None))[2]
+            (await self._scored(f"{request_id}-{number}", token_ids, asked, None))[1]
             for number, asked in enumerate((by_rows, by_last))
         ]
         return names, torch.from_numpy(np.stack(masses)).view(2, len(names), -1)
 
     async def _scored(
         self, request_id: str, token_ids: Int32Array, asked: ScoreQueries, cache_salt: str | None
-    ) -> tuple[RequestOutput, dict[str, Any], Float32Array]:
-        """Run a scoring request: vLLM's output, the worker's payload, and its scores, float32, flat."""
+    ) -> tuple[RequestOutput, Float32Array]:
+        """Run a scoring request: vLLM's output, and the worker's scores, float32, flat."""
         params = SamplingParams(
             temperature=0,
             # One more than the look-ahead, because the query of the last look-ahead token is needed too.
@@ -224,7 +224,7 @@ class VllmSpeculator(SpeculatorEngine):
         payload = output.kv_transfer_params
         if not payload or "importance" not in payload:
             raise SkimError(f"the speculator engine gave no scores for request {request_id}")
-        return output, payload, np.frombuffer(bytearray(payload["importance"]), np.float32)
+        return output, np.frombuffer(bytearray(payload["importance"]), np.float32)
 
     async def _generate(
         self, request_id: str, token_ids: Int32Array, params: SamplingParams, cache_salt: str | None
