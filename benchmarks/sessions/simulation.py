@@ -32,6 +32,7 @@ from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CallState
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
+from skim.engines import Unmetered
 from skim_common.errors import SkimError
 
 WARM_UP_S = 1800.0
@@ -128,10 +129,6 @@ def simulate(
     return virtual_time.run(_Simulation(sessions, system, hardware, keep_rate, turns).run(users))
 
 
-class _NoMeter:
-    def record(self, name: str, value: float, **tags: str) -> None: ...
-
-
 class _Simulation:
     def __init__(
         self, sessions: Sequence[Session], system: System, hardware: Hardware, keep_rate: float, turns: int
@@ -147,7 +144,7 @@ class _Simulation:
         self._pools = None if speculator is None else SimulatedPools(self._target, speculator)
         if self._pools is not None:
             settings = RouterConfig(max_wait_s=None)
-            self._dispatcher = Dispatcher(self._pools, self._options, SpeculationOptions(), settings, _NoMeter())
+            self._dispatcher = Dispatcher(self._pools, self._options, SpeculationOptions(), settings, Unmetered())
 
     async def run(self, users: int) -> Simulated:
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._user(n, users)) for n in range(users)]
