@@ -1,19 +1,15 @@
 """`Pair`: a speculator and a target in this process, behind plain calls."""
 
-import os
-import threading
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Container, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike, fspath
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import anyio
-from anyio.from_thread import BlockingPortal
 
 from cluster.config.load import load_config
 from cluster.config.pools import CPU_KV_CACHE_GIB, PoolConfig
@@ -22,7 +18,8 @@ from kv_transfer.messages import FINAL_ONLY, Completion, GenerateOutput, KeptPro
 from kv_transfer.options import ALWAYS, DecodeOptions
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
-from skim.engines import EngineSettings, InProcessPools, PairEngines, SelectionFailedError, Unmetered
+from skim.engine_thread import EngineThread
+from skim.engines import EngineSettings, InProcessPools, SelectionFailedError, Unmetered
 from skim.prompts import PromptInput, render
 from skim.selection import PairSelection
 from skim_common.environment import unless_set
@@ -32,18 +29,9 @@ from skim_common.models.source import is_within_reach
 if TYPE_CHECKING:
     from router.dispatch.dispatcher import Dispatcher
 
-Result = TypeVar("Result")
-
 MAX_TOKENS = 128
 """Most tokens of an answer unless a call says otherwise."""
 FOREVER_S = 1e9
-END_LIMIT_S = 60.0
-"""How long the end of running calls and of both engines may take."""
-CLOSED = "this pair is closed: open another one"
-FORKED = (
-    "this pair was opened before this process was forked, and works only in the process that opened it: open another "
-    "pair here, or start this process by another method (multiprocessing: spawn)"
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,19 +96,13 @@ class Pair:
         if target is not None and not isinstance(target, EngineSettings):
             options = {**_decoding(decode), **(target_options or {})}
             target = EngineSettings(fspath(target), engine, options, tensor_parallel, environment)
-        self._prefill, self._decode, self._process = prefill or PrefillOptions(), decode, os.getpid()
+        self._prefill, self._decode = prefill or PrefillOptions(), decode
         _refuse_of_routers(self._prefill.model_fields_set)
-        started: Future[tuple[BlockingPortal, PairEngines]] = Future()
-        given = started, speculator, target, None if reads_for is None else fspath(reads_for)
-        thread = threading.Thread(target=anyio.run, args=(_serve, *given), name="skim-pair", daemon=True)
-        thread.start()
-        try:
-            self._portal, self._engines = started.result()
-        except BaseException:
-            started.cancel()
-            raise
+        reads_for = None if reads_for is None else fspath(reads_for)
+        self._thread = EngineThread(speculator=speculator, target=target, reads_for=reads_for)
+        self._engines = self._thread.engines
         # Also without `close`, no thread and no engine stays when the pair is collected or the process ends.
-        self._end = weakref.finalize(self, _end, self._portal, thread, self._process)
+        weakref.finalize(self, self._thread.end)
 
     @classmethod
     def from_config(
@@ -159,7 +141,7 @@ class Pair:
             raise InvalidRequestError(
                 "enabled, min_prompt_tokens and lossy are options of ask: select compresses any prompt"
             )
-        return self._call(self._select, prompt, self._resolved(options))
+        return self._thread.call(self._select, prompt, self._resolved(options))
 
     def generate(
         self,
@@ -185,7 +167,7 @@ class Pair:
         if not isinstance(kept, KeptPrompt):
             raise InvalidRequestError("generate takes a selection of `select` or a KeptPrompt")
         fields = {"max_tokens": max_tokens, "temperature": temperature, **(sampling or {})}
-        return self._call(self._generate, kept, fields)
+        return self._thread.call(self._generate, kept, fields)
 
     def ask(
         self,
@@ -205,13 +187,11 @@ class Pair:
         SkimError for a prompt that would lose tokens.
         """
         fields = {"max_tokens": max_tokens, "temperature": temperature, **(sampling or {})}
-        return self._call(self._ask, prompt, self._resolved(options), fields)
+        return self._thread.call(self._ask, prompt, self._resolved(options), fields)
 
     def close(self) -> None:
         """Stop the engines; idempotent. Raises SkimError in a process that was forked from the pair's."""
-        if self._process != os.getpid():
-            raise SkimError(FORKED)
-        self._end()
+        self._thread.close()
 
     def __enter__(self) -> Self:
         return self
@@ -220,17 +200,6 @@ class Pair:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _call(self, function: Callable[..., Awaitable[Result]], *given: Any) -> Result:
-        """The result of `function` in the engines' loop. An interrupted wait cancels it."""
-        if self._process != os.getpid() or not self._end.alive:
-            raise SkimError(CLOSED if self._process == os.getpid() else FORKED)
-        future = self._portal.start_task_soon(function, *given)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
 
     def _resolved(self, options: Mapping[str, Any]) -> PrefillOptions:
         """The pair's defaults, overridden by `options`."""
@@ -292,39 +261,6 @@ async def _only(outputs: AsyncGenerator[GenerateOutput, None]) -> GenerateOutput
     async with aclosing(outputs):
         [output] = [output async for output in outputs]
     return output
-
-
-async def _serve(
-    started: Future[tuple[BlockingPortal, PairEngines]],
-    speculator: EngineSettings | None,
-    target: EngineSettings | None,
-    reads_for: str | None,
-) -> None:
-    """Start the engines, and run their event loop until the portal is stopped."""
-    try:
-        engines = PairEngines(speculator=speculator, target=target, reads_for=reads_for)
-        try:
-            await engines.ensure_heads()
-            async with BlockingPortal() as portal:
-                if started.set_running_or_notify_cancel():
-                    started.set_result((portal, engines))
-                    await portal.sleep_until_stopped()
-        finally:
-            await engines.close()
-    except BaseException as error:
-        if started.done():
-            raise
-        started.set_exception(error)
-
-
-def _end(portal: BlockingPortal, thread: threading.Thread, process: int) -> None:
-    """Stop the engines and their thread. A process that was forked from theirs does nothing."""
-    if process == os.getpid():
-        if threading.current_thread() is thread:  # which the collector works in; it cannot wait for itself
-            threading.Thread(target=_end, args=(portal, thread, process)).start()
-            return
-        portal.call(portal.stop)
-        thread.join(END_LIMIT_S)
 
 
 def _refuse_of_routers(names: Container[str]) -> None:

@@ -110,7 +110,7 @@ def test_later_turns_extend_the_first(pair: Pair, draft_context: str) -> None:
         salt, before = f"{draft_context} {number}", 0
         for turn, sample in enumerate(conversation):
             decode = DecodeOptions(adaptive=False, draft_context=draft_context)
-            selection, cached, text = pair._call(_turn, pair._engines, sample, salt, decode)
+            selection, cached, text = pair._thread.call(_turn, pair._engines, sample, salt, decode)
             if turn:
                 assert selection.reused_tokens == before
                 assert cached >= before // BLOCK * BLOCK

@@ -369,11 +369,11 @@ def test_a_pair_that_is_collected_in_its_own_thread_waits_for_nothing(closed):
     thread = threads_of_pairs()[-1]
 
     async def collect():
-        pair._end()
+        pair._thread.end()
 
-    pair._call(collect)
+    pair._thread.call(collect)
     thread.join(30)
-    assert (closed, pair._end.alive, thread.is_alive()) == (["skim-pair"], False, False)
+    assert (closed, pair._thread._open, thread.is_alive()) == (["skim-pair"], False, False)
 
 
 def test_a_closed_pair_that_is_dropped_is_not_closed_again(closed):
