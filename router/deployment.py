@@ -103,10 +103,8 @@ class RouterDeployment:
         return self._app
 
     async def reconfigure(self, sizes: Mapping[str, Any]) -> None:
-        """Serve calls it with the deployment's `user_config` before the first request, and whenever that has changed.
-
-        sizes: arguments of `Admission.resize`.
-        """
+        """Serve calls it with the deployment's `user_config`, the arguments of `Admission.resize`, before the first
+        request and whenever it has changed."""
         self._admission.resize(**sizes)
 
     async def drain(self) -> bool:
@@ -120,7 +118,7 @@ class RouterDeployment:
 
     async def _others_serve(self) -> bool:
         """Whether another router has its app. Routers that do not reply are asked again; in the end they count as
-        routers without an app, so that a start cannot wait for ever for one that hangs."""
+        routers without one, so that a start cannot wait for ever for one that hangs."""
         for _ in range(OTHERS_ATTEMPTS):
             replies: list[Any] = [None]
             with suppress(RayError, RayServeException, TimeoutError, KeyError, ValueError):
@@ -158,11 +156,10 @@ class RouterDeployment:
         return app
 
     async def metrics(self) -> Exposition | None:
-        """What this router counts; the router that is asked for `/metrics` asks for it. None before it has its app."""
+        """What this router counts, for the router that is asked for `/metrics`. None before it has its app."""
         return None if self._tell_metrics is None else await asyncio.to_thread(self._tell_metrics)
 
     async def _metrics_of_all(self) -> list[Exposition]:
-        """As `DeploymentMetrics.ask`."""
         pools = self._pools.ask_all("metrics", self._names[0], timeout_s=OTHERS_TIMEOUT_S)
         groups = await asyncio.gather(self._broadcast("metrics"), *pools, return_exceptions=True)
         # Its own, too: Serve may not tell yet that this router runs.
@@ -183,7 +180,6 @@ class RouterDeployment:
         return next((reply for reply in replies if isinstance(reply, str)), None)
 
     async def _broadcast(self, method: str, *args: str) -> list[Any]:
-        """As `replies_of_all` of the routers."""
         here = serve.get_replica_context()
         # In a thread: the first call waits for Serve's controller.
         routers = await asyncio.to_thread(serve.get_deployment_handle, here.deployment, here.app_name)
@@ -195,10 +191,10 @@ class RouterDeployment:
 
 
 def _load_vllm() -> None:
-    """Import vLLM's app, which takes seconds. The process that deploys `RouterDeployment` does not need it.
+    """Import vLLM's app, which takes seconds and which the process that deploys does not need.
 
-    On a node without a GPU, vLLM's CUDA build finds no platform and cannot even read a model's config. The router runs
-    no model, so it is a CPU process for vLLM, also on a node with GPUs.
+    The router is a CPU process for vLLM, also on a node with GPUs: it runs no model, and without a GPU vLLM's CUDA
+    build finds no platform and cannot even read a model's config.
     """
     os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
     with gc_frozen(), kept_log_file():

@@ -49,7 +49,7 @@ def parse_body(body: bytes, path: str) -> BodyFields:
     Raises InvalidOptionError for a body that is too deep for what reads it here or in vLLM and pydantic, for a field
     that no client may send, and for a value that vLLM or the messages between the pools cannot hold.
     """
-    if not _is_flat(body) and too_deep(body):
+    if too_deep(body):
         message = f"the body has more than {MAX_DEPTH} levels of lists and objects; flatten it"
         raise InvalidOptionError(message, "the body")
     return _checked(_parsed(body), body, path)
