@@ -5,6 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from cluster.json_file import replace_text
+from skim_common.errors import SkimError
+
 app = typer.Typer(help="Make and replace API keys of an endpoint (SECURITY.md).", no_args_is_help=True)
 
 KeyName = Annotated[str, typer.Argument(metavar="NAME", help="The client's name; logs and limits use it.")]
@@ -17,11 +20,7 @@ def new(name: KeyName, file: File) -> None:
     from router.admission.api_keys import hash_of, new_key
 
     entries, key = _entries(file), new_key()
-    entry = next((one for one in entries if one["name"] == name), None)
-    if entry is None:
-        entry = {"name": name, "sha256": []}
-        entries.append(entry)
-    entry["sha256"].append(hash_of(key))
+    entries.setdefault(name, {"name": name, "sha256": []})["sha256"].append(hash_of(key))
     _write(file, entries)
     print(key)
 
@@ -29,36 +28,33 @@ def new(name: KeyName, file: File) -> None:
 @app.command()
 def retire(name: KeyName, file: File) -> None:
     """Make all keys of NAME invalid but the newest."""
-    from skim_common.errors import SkimError
-
     entries = _entries(file)
-    entry = next((one for one in entries if one["name"] == name), None)
-    if entry is None:
+    if name not in entries:
         raise SkimError(f"{file} has no key with the name {name}")
-    del entry["sha256"][:-1]
+    del entries[name]["sha256"][:-1]
     _write(file, entries)
 
 
-def _entries(file: Path) -> list[dict[str, Any]]:
-    """The entries of the file; none if it does not exist. Raises SkimError."""
+def _entries(file: Path) -> dict[str, dict[str, Any]]:
+    """The entries of the file by name; none if it does not exist. Raises SkimError."""
     from router.admission.api_keys import read_keys
 
-    return [key.model_dump(mode="json", exclude_defaults=True) for key in read_keys(file)] if file.exists() else []
+    keys = read_keys(file) if file.exists() else []
+    return {key.name: key.model_dump(mode="json", exclude_defaults=True) for key in keys}
 
 
-def _write(file: Path, entries: list[dict[str, Any]]) -> None:
+def _write(file: Path, entries: dict[str, dict[str, Any]]) -> None:
     """Replace the file at once: a router never reads half of it. Raises SkimError."""
     import yaml
     from pydantic import ValidationError
 
-    from cluster.json_file import replace_text
     from router.admission.api_keys import KeyFile
-    from skim_common.errors import SkimError
     from skim_common.validation import sentence
 
+    content = {"keys": list(entries.values())}
     try:
-        KeyFile.model_validate({"keys": entries})
-        replace_text(file, yaml.safe_dump({"keys": entries}, sort_keys=False), mode=0o600)
+        KeyFile.model_validate(content)
+        replace_text(file, yaml.safe_dump(content, sort_keys=False), mode=0o600)
     except ValidationError as error:
         raise SkimError(sentence(error)) from None
     except OSError as error:
