@@ -11,7 +11,7 @@ from actors.observability.tracing import ending, server_span
 from actors.pool_actor import PoolActor, PoolSettings, reply_to_failure
 from kv_transfer.codec import decode, encode
 from kv_transfer.draft_channel import DraftServer
-from kv_transfer.draft_tls import CertificateFiles, Tls
+from kv_transfer.draft_tls import CertificateFiles
 from kv_transfer.drafts import DraftRequest
 from kv_transfer.messages import SelectRequest
 from skim_common.deadline import Deadline
@@ -60,7 +60,7 @@ class SpeculatorActor(PoolActor):
         """Start the draft server on this node's address. Returns host:port."""
         assert self._drafts is not None
         host = ray.util.get_node_ip_address()
-        tls = CertificateFiles(Tls(**channel["tls"])) if channel.get("tls") else None
+        tls = CertificateFiles(**channel["tls"]) if channel.get("tls") else None
         self._server = DraftServer(
             self._drafts.handle, host, channel.get("port", 0), token=channel.get("token"), tls=tls
         )

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from kv_transfer.codec import MAX_MESSAGE_BYTES, decode, encode
-from kv_transfer.draft_tls import CertificateFiles, Tls, client_credentials, server_credentials
+from kv_transfer.draft_tls import CertificateFiles, client_credentials, server_credentials
 from kv_transfer.drafts import DraftReply, DraftRequest, check_answers
 from skim_common.errors import EngineUnavailableError, SkimError
 
@@ -188,7 +188,7 @@ def connecting(channel: Mapping[str, Any]) -> Callable[[str], DraftClient]:
     """
     options = dict(channel)
     if options.get("tls"):
-        options["tls"] = CertificateFiles(Tls(**options["tls"]))
+        options["tls"] = CertificateFiles(**options["tls"])
     return lambda address: DraftClient(address, **options)
 
 

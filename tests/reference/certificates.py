@@ -4,13 +4,21 @@ import datetime
 import os
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from kv_transfer.draft_tls import Tls
+
+class Tls(NamedTuple):
+    """The arguments of `kv_transfer.draft_tls.CertificateFiles`."""
+
+    cert: str
+    key: str
+    ca: str
+    server_name: str | None = None
 
 
 def self_signed(folder: Path, *names: x509.GeneralName) -> Tls:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from kv_transfer.draft_channel import DraftClient, DraftServer, Handler
-from kv_transfer.draft_tls import CertificateFiles, Tls
+from kv_transfer.draft_tls import CertificateFiles
 from kv_transfer.drafts import Drafted, DraftReply, DraftRequest, DraftRow
+from tests.reference.certificates import Tls
 
 HOST = "127.0.0.1"
 REQUEST = DraftRequest([DraftRow("a", 2, np.array([5, 6], np.int32), 3), DraftRow("b", 0, np.empty(0, np.int32), 1)])
@@ -38,7 +39,7 @@ def serving(handler: Handler, port: int = 0, *, tls: Tls | None = None, **option
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
 
     try:
-        server = DraftServer(handler, HOST, port, tls=CertificateFiles(tls) if tls else None, **options)
+        server = DraftServer(handler, HOST, port, tls=CertificateFiles(*tls) if tls else None, **options)
         try:
             yield f"{HOST}:{run(server.start())}"
         finally:
@@ -52,7 +53,7 @@ def serving(handler: Handler, port: int = 0, *, tls: Tls | None = None, **option
 @contextlib.contextmanager
 def client(address: str, *, tls: Tls | None = None, **options) -> Iterator[DraftClient]:
     """A client with a long deadline and, unless `options` say otherwise, short pauses."""
-    files = CertificateFiles(tls) if tls else None
+    files = CertificateFiles(*tls) if tls else None
     it = DraftClient(address, **{"deadline_s": 60, "pauses_s": (0.01, 0.1), "tls": files, **options})
     try:
         yield it

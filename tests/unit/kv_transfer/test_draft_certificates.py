@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from kv_transfer.draft_tls import Tls
-from tests.reference.certificates import install, self_signed, signed_by
+from tests.reference.certificates import Tls, install, self_signed, signed_by
 from tests.unit.kv_transfer.channel_peer import HOST, REQUEST, client, honest, serving, until
 
 ADDRESS = x509.IPAddress(ipaddress.ip_address(HOST))

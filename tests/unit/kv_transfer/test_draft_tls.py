@@ -7,9 +7,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from kv_transfer.draft_tls import CertificateFiles, Tls
+from kv_transfer.draft_tls import CertificateFiles
 from skim_common.errors import SkimError
-from tests.reference.certificates import self_signed
+from tests.reference.certificates import Tls, self_signed
 from tests.unit.kv_transfer.channel_peer import HOST, REQUEST, client, honest, serving
 
 
@@ -76,7 +76,7 @@ def test_files_that_do_not_fit_together(tls, other, tmp_path):
         Tls(tls.cert, other.key, tls.ca),
     ):
         with pytest.raises(SkimError, match="tls files"):
-            CertificateFiles(wrong)
+            CertificateFiles(*wrong)
 
 
 def test_an_encrypted_key_is_refused_without_a_question(tls, tmp_path):
@@ -85,4 +85,4 @@ def test_an_encrypted_key_is_refused_without_a_question(tls, tmp_path):
     locked = tmp_path / "locked.pem"
     locked.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret))
     with pytest.raises(SkimError, match="tls files"):
-        CertificateFiles(Tls(tls.cert, str(locked), tls.ca))
+        CertificateFiles(tls.cert, str(locked), tls.ca)
