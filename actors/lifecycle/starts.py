@@ -39,9 +39,6 @@ READ_PERIOD_S = 2.0
 STARTS, PROBES = "skim-failed-starts-", "skim-failed-probes-"
 """What the keys of the notes begin with."""
 
-REPLICA = "SERVE_REPLICA::"
-"""Serve names the actor of a replica SERVE_REPLICA::application#deployment#id."""
-
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
@@ -171,7 +168,7 @@ async def note_failed_probe(reason: str) -> None:
 
 def failed_probes(app: str) -> dict[str, str]:
     """By pool, why the probe of one of its living replicas has failed. Removes the notes of others."""
-    start = f"{PROBES}{REPLICA}{app}#"
+    start = f"{PROBES}SERVE_REPLICA::{app}#"  # Serve names actors SERVE_REPLICA::application#deployment#id
     reasons: dict[str, str] = {}
     for key in kv_keys(start):
         if not actor_lives(key.removeprefix(PROBES)):
