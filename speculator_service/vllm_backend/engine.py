@@ -30,8 +30,6 @@ from skim_common.errors import EngineUnavailableError, InvalidRequestError, Sess
 from skim_common.models.info import ModelInfo, inspect_model
 from skim_common.models.source import local_folder
 from speculator_service.engine import (
-    GREEDY_BELOW,
-    MAX_TOP,
     ScoreRequest,
     Scores,
     SpeculatorEngine,
@@ -132,7 +130,7 @@ class VllmSpeculator(SpeculatorEngine):
         check_speculator_length(prompt.context_length, 0, self.info)
         check_ids(prompt.token_ids, self._vocab_size)
         opened = EngineSession.over(prompt, cache_salt)
-        read = sampling(1, 0.0, 0, opened.extra_args, await self._gang.join())
+        read = sampling(1, 0.0, 0, self._vocab_size, opened.extra_args, await self._gang.join())
         await self._generate(session, prompt.token_ids, read, opened.cache_salt)
         self._sessions[session] = opened
 
@@ -148,10 +146,8 @@ class VllmSpeculator(SpeculatorEngine):
         if count <= 0:
             await self.check_health()
             return Drafted(no_numbers())
-        if temperature < GREEDY_BELOW or not top_m:
-            temperature, top_m = 0.0, 0
-        top_m = min(top_m, MAX_TOP, self._vocab_size)
-        options = sampling(count, temperature, top_m, kept.extra_args, await self._gang.join())
+        gang = await self._gang.join()
+        options = sampling(count, temperature, top_m, self._vocab_size, kept.extra_args, gang)
         token_ids, before = np.concatenate([kept.prompt, answer.astype(np.int32)]), kept.read
         self.counts["rounds"] += 1
         output = await self._generate(f"{session}.{self.counts['rounds']}", token_ids, options, kept.cache_salt)
@@ -163,7 +159,7 @@ class VllmSpeculator(SpeculatorEngine):
         self.counts["rebuilt"] += (output.num_cached_tokens or 0) < expected
         # It computed its own drafts, except the last one.
         kept.read = np.concatenate([token_ids, np.array(output.outputs[0].token_ids[:-1], np.int32)])
-        return drafted(output, top_m)
+        return drafted(output, options.top_k)
 
     async def close_session(self, session: str) -> None:
         """See `SpeculatorEngine.close_session`; its KV stays in the prefix cache until it is evicted."""

@@ -18,6 +18,7 @@ from kv_transfer.arrays import Int32Array, no_numbers
 from kv_transfer.drafts import Drafted
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.position_map import position_args
+from speculator_service.engine import GREEDY_BELOW, MAX_TOP
 from speculator_service.vllm_backend.scheduler import DRAFT_ARG
 
 
@@ -45,14 +46,20 @@ class EngineSession:
 
 
 def sampling(
-    count: int, temperature: float, top_m: int, extra_args: Mapping[str, Any] | None, gang: tuple[int, int]
+    count: int,
+    temperature: float,
+    top_m: int,
+    vocab_size: int,
+    extra_args: Mapping[str, Any] | None,
+    gang: tuple[int, int],
 ) -> SamplingParams:
-    """vLLM's parameters of a round, see `SpeculatorEngine.draft`. top_m = 0 drafts greedily.
+    """vLLM's parameters of a round, see `SpeculatorEngine.draft`. If it treats the temperature as greedy, q is one-hot.
 
     The logprobs are those of the sampled distribution (logprobs_mode, set in `start`). gang: see `scheduler.Gang`.
     """
+    top_m = min(top_m, MAX_TOP, vocab_size) if temperature >= GREEDY_BELOW else 0
     return SamplingParams(
-        temperature=temperature,
+        temperature=temperature if top_m else 0.0,
         top_k=top_m,
         max_tokens=count,
         logprobs=top_m or None,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from skim_common.errors import SkimError
-from speculator_service.vllm_backend import sampling
+from speculator_service.vllm_backend import sampling, sessions
 
 
 def test_ties_do_not_widen_the_top():
@@ -35,12 +35,10 @@ def test_no_token_without_probability_is_drawn():
 
 
 def test_a_temperature_that_vllm_takes_for_greedy_needs_no_q():
-    from speculator_service.vllm_backend.sessions import DraftOptions
-
-    assert DraftOptions.of(4, 1e-6, 32, 1000) == DraftOptions(4, 0.0, 0)
-    assert DraftOptions.of(4, 0.5, 0, 1000) == DraftOptions(4, 0.0, 0)
-    assert DraftOptions.of(4, 0.5, 900, 1000) == DraftOptions(4, 0.5, 512)
-    assert DraftOptions.of(4, 0.5, 32, 20) == DraftOptions(4, 0.5, 20)
+    asked = ((1e-6, 32, 1000), (0.5, 0, 1000), (0.5, 900, 1000), (0.5, 32, 20))
+    params = [sessions.sampling(4, *one, None, (0, 1)) for one in asked]
+    assert [(one.temperature, one.logprobs) for one in params] == [(0.0, None), (0.0, None), (0.5, 512), (0.5, 20)]
+    assert [one.top_k for one in params] == [0, 0, 512, 20]
 
 
 @pytest.mark.parametrize("option", ["logprobs_mode", "max_logprobs"])
