@@ -82,9 +82,9 @@ def encode_error(error: SkimError) -> bytes:
 def decode(data: bytes, cls: type[Message]) -> Message:
     """The message of type `cls`. Raises the SkimError that came in its place, and WireError for any other bytes."""
     number = _read_header(data)
-    found = _TYPES.get(number)
-    if found not in (cls, ErrorMessage):
-        name = found.__name__ if found else f"a message of unknown type {number}"
+    sent = _TYPES.get(number)
+    if sent not in (cls, ErrorMessage):
+        name = sent.__name__ if sent else f"a message of unknown type {number}"
         raise WireError(f"{cls.__name__} was expected, {name} came")
     try:
         message = _DECODERS[number].decode(memoryview(data)[_HEADER.size :])

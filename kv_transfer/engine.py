@@ -26,10 +26,7 @@ class Engine(Protocol):
         ...
 
     async def sign_of_life(self) -> None:
-        """Return once each process of the engine has answered: between two of its steps, so it may take long.
-
-        An engine within this process has nothing to say: it is as alive as its caller.
-        """
+        """Return once each process of the engine has answered: between two of its steps, so it may take long."""
         return
 
     def close(self) -> None:

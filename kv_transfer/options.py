@@ -54,8 +54,7 @@ def _least_keep(options: dict[str, Any]) -> float:
 class SelectionOptions(BaseModel):
     """How the speculator scores a prompt and what it keeps (Speculative Prefill, arXiv 2502.02789, section 3).
 
-    This class defines the request option `speculative_prefill`, the `selection:` section of a config file, and the form
-    on the wire. Unknown fields, wrong types and values out of range are errors that name the field.
+    The request option `speculative_prefill`, the `selection:` section of a config file, and the form on the wire.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -152,9 +151,8 @@ class SelectionOptions(BaseModel):
     def for_prompt(self, *, windows: bool) -> Self:
         """These options with `scoring` and `read` decided for a prompt.
 
-        windows: whether it can be read in windows: the speculator has a head profile, and the prompt a `WindowPlan`
-        (`kv_transfer.windows`). Where an option asks for something that windows do not have, `auto` reads the prompt as
-        a whole.
+        windows: whether the speculator has a head profile, and the prompt a `WindowPlan` (`kv_transfer.windows`). Where
+        an option asks for something that windows do not have, `auto` reads the prompt as a whole.
         """
         read = self.read
         if read == AUTO:
@@ -182,8 +180,7 @@ class SelectionOptions(BaseModel):
 
     @property
     def wanted_coverage(self) -> float | None:
-        """The share of the importance that the kept units must have, but for `covering`; None if `fixed_rate` says how
-        many are kept."""
+        """The share of the importance to keep, but for `covering`; None if `fixed_rate` says how many are kept."""
         return AUTO_COVERAGE if self.keep_rate == AUTO and self.coverage is None else self.coverage
 
     def covering(self, tokens: int) -> "SelectionOptions":
@@ -216,8 +213,7 @@ class SelectionOptions(BaseModel):
 class DecodeOptions(BaseModel):
     """Options of speculative decoding (arXiv 2211.17192 and 2302.01318).
 
-    This class defines the request option `speculative_decode`, the `decode:` section of a config file, and the form on
-    the wire. With the method `remote` the speculator drafts. The other methods are vLLM's own and run in the target.
+    The request option `speculative_decode`, the `decode:` section of a config file, and the form on the wire.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
