@@ -111,11 +111,12 @@ class CatchUps:
         finally:
             self._streams -= 1
 
-    def plan(self, prepared: Prepared, outcome: Outcome) -> None:
+    def plan(self, outcome: Outcome) -> None:
         """Decide whether a prompt of which a selection dropped something is to be caught up."""
-        request, forecast, pools = outcome.call.request, prepared.forecast, self._parts.pools
+        prepared, request, pools = outcome.prepared, outcome.call.request, self._parts.pools
+        forecast = prepared.forecast
         ledger, settings = self._parts.forecaster.caches.dense, self._parts.settings
-        may_audit = outcome.mode == "speculative" and _is_greedy(prepared) and _is_judged(prepared, outcome)
+        may_audit = outcome.mode == "speculative" and _is_greedy(prepared) and _is_judged(outcome)
         outcome.catches_up, outcome.catch_up_reason = plan(
             prepared.options,
             tokens=prepared.size + prepared.prompt.max_tokens,
@@ -128,18 +129,18 @@ class CatchUps:
             capacity=ledger.capacity,
         )
 
-    def tokens(self, prepared: Prepared) -> int:
-        """Tokens at a prompt's beginning that catch-ups of its earlier turns have read, and that are still cached."""
-        hashes = prepared.forecast.hashes
-        blocks = next((number for number in range(len(hashes), 0, -1) if hashes[number - 1] in self._read), 0)
-        return min(blocks * BLOCK_TOKENS, prepared.forecast.dense.tokens)
+    def arrived(self, outcome: Outcome) -> None:
+        """A prompt of a client: if it is the next turn of a conversation, the catch-up of that ends.
 
-    def arrived(self, prepared: Prepared) -> None:
-        """A prompt of a client: if it is the next turn of a conversation, the catch-up of that ends."""
-        self._conversations.arrived(prepared.forecast.hashes)
+        What catch-ups of its earlier turns have read, and is still cached, is noted.
+        """
+        hashes = outcome.prepared.forecast.hashes
+        blocks = next((number for number in range(len(hashes), 0, -1) if hashes[number - 1] in self._read), 0)
+        outcome.caught_up = min(blocks * BLOCK_TOKENS, outcome.prepared.forecast.dense.tokens)
+        self._conversations.arrived(hashes)
         for reading in [*self._waiting, *self._running]:
             forecast = reading.prepared.forecast
-            if goes_on(forecast.hashes, forecast.sizes.opening, prepared.forecast.hashes):
+            if goes_on(forecast.hashes, forecast.sizes.opening, hashes):
                 self._cancel(reading, "next-turn")
 
     def hold(self) -> None:
@@ -154,22 +155,24 @@ class CatchUps:
         for reading in [*self._waiting, *self._running]:
             self._cancel(reading, "stopped")
 
-    def begin(self, prepared: Prepared, outcome: Outcome, answer: AnswerRecord) -> None:
+    def begin(self, outcome: Outcome, answer: AnswerRecord) -> None:
         """A prompt has its answer: catch up, if that is planned."""
-        forecast, client = prepared.forecast, (outcome.call.request.key, outcome.shape)
+        prepared, client = outcome.prepared, (outcome.call.request.key, outcome.shape)
+        forecast = prepared.forecast
         self._conversations.answered(
             client, forecast.hashes, forecast.sizes.opening, prepared.size, rests=prepared.ruled.speculative
         )
         if self._closed or not outcome.catches_up or not answer.finished:
             return
-        self._waiting.append(self._reading(prepared, outcome, answer))
+        self._waiting.append(self._reading(outcome, answer))
         if len(self._waiting) > MOST_WAITING:
             [(most, _)] = Counter(other.key for other in self._waiting).most_common(1)
             self._cancel(next(other for other in self._waiting if other.key == most), "dropped")
         self._start()
 
-    def _reading(self, prepared: Prepared, outcome: Outcome, answer: AnswerRecord) -> Reading:
+    def _reading(self, outcome: Outcome, answer: AnswerRecord) -> Reading:
         """Of several answers none is read: the client goes on with one of them at most."""
+        prepared = outcome.prepared
         several = (answer.asked.sampling.get("n") or 1) > 1
         prompt, answered = prepared.prompt.rendered.token_ids, answer.first_token_ids[: 0 if several else None]
         target, forecast = self._parts.pools.target, prepared.forecast
@@ -180,7 +183,7 @@ class CatchUps:
             block_hashes(ids, BLOCK_TOKENS, forecast.salt, known=forecast.hashes),
             outcome.call.request.key,
             outcome.shape,
-            _is_judged(prepared, outcome),
+            _is_judged(outcome),
             min(SCORED_TOKENS, max(0, int(ids.size - prompt.size))) if _is_greedy(prepared) else 0,
             done=min(forecast.known_dense, int(prompt.size) - 1) // BLOCK_TOKENS * BLOCK_TOKENS,
         )
@@ -319,7 +322,7 @@ def _is_greedy(prepared: Prepared) -> bool:
     return plain and sampling.get("temperature", 1.0) == 0 and (sampling.get("n") or 1) == 1
 
 
-def _is_judged(prepared: Prepared, outcome: Outcome) -> bool:
+def _is_judged(outcome: Outcome) -> bool:
     """Whether the answer tells what `auto` does by the deployment's own options: the client gives none that decide what
     is kept, and the load has left out nothing of it."""
     request = outcome.call.request

@@ -52,24 +52,25 @@ class Dispatcher(Parts):
             stage.begin(request_id, outcome)
             stage.check_answer(self, prompt, outcome)
             self.admission.refuse_early(stage.asking(prompt, call))
-            whole = await stage.prepare(self, request_id, prompt, call.request)
-            self.catch_ups.arrived(whole)
-            decision = stage.choose(self, whole, outcome, self.catch_ups.tokens(whole))
+            outcome.prepared = await stage.prepare(self, request_id, prompt, call.request)
+            self.catch_ups.arrived(outcome)
+            decision = stage.choose(self, outcome)
             call.release_intake()
-            async with stage.admit(self, whole, call, decision) as ticket:
+            async with stage.admit(self, outcome, decision) as ticket:
                 self._hold_back(ticket)
-                prepared = stage.shed_load(self, whole, outcome, ticket)
-                prepared, kept = await self._kept(prepared, outcome, decision, ticket)
+                stage.shed_load(self, outcome, ticket)
+                kept = await self._kept(outcome, decision, ticket)
                 read = kept.in_reading_order(self.pools.target.max_position - prompt.max_tokens)
-                answer = AnswerRecord(prepared.generate_request(read), call.add_logprobs)
+                answer = AnswerRecord(outcome.prepared.generate_request(read), call.add_logprobs)
                 record_decision(self.meter, outcome)
                 with self.catch_ups.request():
-                    async with aclosing(generate(self, prepared, outcome, kept, answer, ticket)) as outputs:
+                    async with aclosing(generate(self, outcome, kept, answer, ticket)) as outputs:
                         async for output in outputs:
                             yield output
-                self.clients.ended(prepared.size, outcome.seconds(prepared.started))
+                self.clients.ended(outcome.prompt_tokens, outcome.seconds)
                 self.admission.answered(ticket, int(answer.first_token_ids.size))
-                self.catch_ups.begin(whole, outcome, answer)
+                self.catch_ups.begin(outcome, answer)
+                del outcome.prepared  # else a call of many prompts would hold them all
         except (RefusedError, InvalidRequestError, EngineUnavailableError):
             if ticket is None or not ticket.began_at:
                 outcome.give_back()
@@ -80,22 +81,20 @@ class Dispatcher(Parts):
         if ticket.load >= CATCH_UP:
             self.catch_ups.hold()
 
-    async def _kept(
-        self, prepared: Prepared, outcome: Outcome, decision: Decision, ticket: Ticket
-    ) -> tuple[Prepared, KeptPrompt]:
-        """The prompt as it was selected from, and its kept prompt for the target: the whole prompt for a dense run."""
+    async def _kept(self, outcome: Outcome, decision: Decision, ticket: Ticket) -> KeptPrompt:
+        """The kept prompt for the target: the whole prompt for a dense run."""
         if decision.speculative:
-            prepared, selection = await select(self, prepared, outcome, ticket)
+            selection = await select(self, outcome, ticket)
             if selection is not None:
                 if outcome.dropped_tokens:
-                    self.catch_ups.plan(prepared, outcome)
-                explain(self, prepared, outcome, selection)
-                check_loss(self, prepared, outcome, selection)
-                return prepared, selection.kept
-            work = self.forecaster.work(prepared.forecast, prepared.options, 0, selects=False)
+                    self.catch_ups.plan(outcome)
+                explain(self, outcome, selection)
+                check_loss(self, outcome, selection)
+                return selection.kept
+            work = self.forecaster.work(outcome.prepared.forecast, outcome.prepared.options, 0, selects=False)
             self.admission.runs_dense(ticket, work)
         outcome.mode = "dense"
-        return prepared, KeptPrompt.dense(prepared.prompt.rendered.token_ids)
+        return KeptPrompt.dense(outcome.prepared.prompt.rendered.token_ids)
 
     async def select(
         self, request_id: str, prompt: Prompt, call: CallState, budget: TokenBudget | None = None
@@ -120,19 +119,22 @@ class Dispatcher(Parts):
                 raise InvalidRequestError("the messages have no question, which these options need; end them with one")
             if budget is not None:
                 prepared = replace(prepared, options=budget.limit(prepared.options, prepared.layout))
-            outcome.decided(prepared, decision)
+            outcome.prepared = prepared
+            outcome.decided(decision)
             call.release_intake()
-            async with stage.admit(self, prepared, call, decision) as ticket:
+            async with stage.admit(self, outcome, decision) as ticket:
                 self._hold_back(ticket)
-                prepared, selection = await select(self, prepared, outcome, ticket)
+                selection = await select(self, outcome, ticket)
             if selection is None:
                 raise EngineUnavailableError(f"the speculator gave no selection ({outcome.reason}); try again later")
             outcome.timings["queue"] = outcome.timings.get("queue", 0.0) + ticket.queued_ms
+            prepared = outcome.prepared
             if budget is not None:
                 selection = outcome.selection = budget.trim(selection, prepared.options, prepared.layout)
-            explain(self, prepared, outcome, selection)
-            outcome.messages = list  # else a call of many texts would hold the tokens' places of all
+            explain(self, outcome, selection)
             record_decision(self.meter, outcome)
+            outcome.messages = list
+            del outcome.prepared
             return prepared, selection
         except (RefusedError, InvalidRequestError, EngineUnavailableError):
             outcome.give_back()

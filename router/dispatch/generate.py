@@ -12,7 +12,6 @@ from actors.observability.tracing import child_span, ending, headers_of
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt
 from router.admission.ticket import Ticket
 from router.dispatch.parts import Parts
-from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome
 from router.dispatch.telemetry import GENERATE, note_prompt
 from router.options.headers import TIMING_PARTS, TOTAL, add_prefill
@@ -21,10 +20,11 @@ from router.pools.migration import DeadlyRequestError, GivenUpError, Migration, 
 
 
 async def generate(
-    parts: Parts, prepared: Prepared, outcome: Outcome, kept: KeptPrompt, answer: AnswerRecord, ticket: Ticket
+    parts: Parts, outcome: Outcome, kept: KeptPrompt, answer: AnswerRecord, ticket: Ticket
 ) -> AsyncGenerator[GenerateOutput, None]:
     """The outputs for the client. answer: grows with them. Raises as `migrate`."""
-    call, pools, forecast = outcome.call, parts.pools, prepared.forecast
+    prepared, call, pools = outcome.prepared, outcome.call, parts.pools
+    forecast = prepared.forecast
     has_begun = False  # a replica has the request; it ends the drafting session with the answer
     sent = time.perf_counter()
 
@@ -44,8 +44,8 @@ async def generate(
         has_begun = True
         if ticket.stage == "prefill":
             parts.admission.prefilled(ticket, output)
-            parts.clients.began(prepared.size, outcome.seconds(prepared.started))
-            _record_first(parts, prepared, outcome, kept, ticket, output, sent)
+            parts.clients.began(prepared.size, outcome.seconds)
+            _record_first(parts, outcome, kept, ticket, output, sent)
 
     with parts.forecaster.sent(forecast, kept), ending(child_span(call.span, GENERATE, SpanKind.CLIENT)) as span:
         tally = AnswerTally(span, prepared.prompt.sampling)
@@ -69,13 +69,7 @@ async def generate(
 
 
 def _record_first(
-    parts: Parts,
-    prepared: Prepared,
-    outcome: Outcome,
-    kept: KeptPrompt,
-    ticket: Ticket,
-    output: GenerateOutput,
-    sent: float,
+    parts: Parts, outcome: Outcome, kept: KeptPrompt, ticket: Ticket, output: GenerateOutput, sent: float
 ) -> None:
     """Learn from the first output of a replica: the client of an answer in one piece gets the last one alone."""
     now, queued_ms, timings = time.perf_counter(), ticket.queued_ms, outcome.timings
@@ -88,8 +82,8 @@ def _record_first(
         if part in timings:
             meter.record("skim_router_ttft_seconds", timings[part] / 1e3, mode=mode, part=part)
     queue, prefill = output.timings.get("queue", 0.0), timings["prefill"]
-    parts.forecaster.began(prepared.forecast, kept, output.cached_tokens, prefill, queue)
+    parts.forecaster.began(outcome.prepared.forecast, kept, output.cached_tokens, prefill, queue)
     if outcome.estimate is not None:
-        since_choice_ms = 1e3 * (sent - prepared.started) - queued_ms + queue + prefill
+        since_choice_ms = 1e3 * (sent - outcome.prepared.started) - queued_ms + queue + prefill
         meter.record("skim_router_forecast_ratio", outcome.estimate.of(mode) / max(since_choice_ms, 1e-3), mode=mode)
     outcome.call.answering = True

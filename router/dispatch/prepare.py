@@ -121,14 +121,14 @@ def _read_text(
     return spans, ruled, advice, plan, hashes
 
 
-def choose(parts: Parts, prepared: Prepared, outcome: Outcome, caught_up: int) -> Decision:
-    """Whether the prompt runs dense or speculative. caught_up: as in Outcome."""
-    outcome.caught_up = caught_up
+def choose(parts: Parts, outcome: Outcome) -> Decision:
+    """Whether the prompt runs dense or speculative."""
+    prepared = outcome.prepared
     decision, chat = prepared.ruled, prepared.prompt.rendered.chat
     outcome.shape = shape_of(chat and chat.roles, has_tools=outcome.call.request.has_tools)
     if decision.speculative and prepared.options.enabled == AUTO:
         decision, outcome.estimate = prepared.forecast.choice, prepared.forecast.estimate
-        known = prepared.forecast.known_dense if caught_up else 0
+        known = prepared.forecast.known_dense if outcome.caught_up else 0
         if decision.speculative and stays_dense(decision, known, prepared.size):
             decision = CACHED
     if decision.speculative and (advice := prepared.advice):
@@ -138,7 +138,7 @@ def choose(parts: Parts, prepared: Prepared, outcome: Outcome, caught_up: int) -
         parts.meter.record("skim_router_guard_total", 1, verdict=verdict, reason=advice)
         if advice != "none":
             decision = Decision(False, f"guard-{advice}")
-    outcome.decided(prepared, decision)
+    outcome.decided(decision)
     return decision
 
 
@@ -152,9 +152,10 @@ def asking(prompt: Prompt, call: CallState) -> AdmissionRequest:
     return AdmissionRequest(request.key, share, priority, request.deadline, call.group)
 
 
-def admit(parts: Parts, prepared: Prepared, call: CallState, decision: Decision) -> AbstractAsyncContextManager[Ticket]:
+def admit(parts: Parts, outcome: Outcome, decision: Decision) -> AbstractAsyncContextManager[Ticket]:
     """As `Admission.admitted`, for a prompt in the mode of `decision`."""
-    prompt, speculative, drafts = prepared.prompt, decision.speculative, prepared.reads_for_drafts
+    prepared, call, speculative = outcome.prepared, outcome.call, decision.speculative
+    prompt, drafts = prepared.prompt, prepared.reads_for_drafts
 
     def work(options: PrefillOptions) -> Work:
         return parts.forecaster.work(
@@ -168,13 +169,13 @@ def admit(parts: Parts, prepared: Prepared, call: CallState, decision: Decision)
     return parts.admission.admitted(asking(prompt, call), asked, work(lower) if lower else None)
 
 
-def shed_load(parts: Parts, prepared: Prepared, outcome: Outcome, ticket: Ticket) -> Prepared:
-    """The prompt without what the load leaves no room for (`router.admission.ticket`)."""
-    if ticket.keeps_less and (options := _with_least_keep(prepared, outcome.call.request)) is not None:
+def shed_load(parts: Parts, outcome: Outcome, ticket: Ticket) -> None:
+    """Leave out what the load has no room for (`router.admission.ticket`)."""
+    prepared, request = outcome.prepared, outcome.call.request
+    if ticket.keeps_less and (options := _with_least_keep(prepared, request)) is not None:
         parts.meter.record("skim_router_shed_total", 1, kind="keep")
         outcome.notes["shed"] = "keep"
-        return replace(prepared, options=options)
-    return prepared
+        outcome.prepared = replace(prepared, options=options)
 
 
 def _with_least_keep(prepared: Prepared, request: Request) -> PrefillOptions | None:

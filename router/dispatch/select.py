@@ -37,32 +37,30 @@ MAX_TOKENS_KEPT = "max_tokens_kept"
 """The field of a request with the budget."""
 
 
-async def select(
-    parts: Parts, prepared: Prepared, outcome: Outcome, ticket: Ticket
-) -> tuple[Prepared, Selection | None]:
-    """The prompt as it was selected from, with the units of its text, and the selection.
+async def select(parts: Parts, outcome: Outcome, ticket: Ticket) -> Selection | None:
+    """The selection of a prompt, which gets the units of its text.
 
     None if the prompt runs dense, see `outcome.reason`: the selection failed or was late, or, under `auto`, the
     speculator cannot read the prompt. Raises SkimError.
     """
+    prepared, options, speculator = outcome.prepared, outcome.prepared.options, parts.pools.speculator
     try:
-        options, speculator = prepared.options, parts.pools.speculator
         if speculator and options.selector != "lexical" and prepared.forecast.windows is None:
             advice = OR_DENSE if prepared.prompt.answers else OR_LEXICAL
             check_speculator_length(prepared.size, options.tokens_ahead, speculator, advice)
-        prepared = await apart(prepared.prompt.rendered.length, prepared.with_units)
-        return prepared, await _ask(parts, prepared, outcome, ticket)
+        outcome.prepared = await apart(prepared.prompt.rendered.length, prepared.with_units)
+        return await _ask(parts, outcome, ticket)
     except InvalidRequestError:
-        if prepared.options.enabled != AUTO:
+        if options.enabled != AUTO:
             raise
         outcome.reason = "speculator-limit"
-        return prepared, None
+        return None
 
 
-async def _ask(parts: Parts, prepared: Prepared, outcome: Outcome, ticket: Ticket) -> Selection | None:
-    sent = time.perf_counter()
+async def _ask(parts: Parts, outcome: Outcome, ticket: Ticket) -> Selection | None:
+    prepared, sent = outcome.prepared, time.perf_counter()
     try:
-        selection = await _from_pool(parts, prepared, outcome)
+        selection = await _from_pool(parts, outcome)
     except (InvalidRequestError, DeadlineError):
         raise
     except MessageSizeError:
@@ -83,14 +81,14 @@ async def _ask(parts: Parts, prepared: Prepared, outcome: Outcome, ticket: Ticke
     return selection
 
 
-async def _from_pool(parts: Parts, prepared: Prepared, outcome: Outcome) -> Selection:
-    request = _request(prepared, outcome.call.request.deadline.left_ms)
+async def _from_pool(parts: Parts, outcome: Outcome) -> Selection:
+    request = _request(outcome.prepared, outcome.call.request.deadline.left_ms)
     with ending(child_span(outcome.call.span, SELECT, SpanKind.CLIENT)) as span:
         try:
             async with asyncio.timeout(parts.settings.select_timeout_s):
                 envelope = replace(request.envelope, trace=headers_of(span))
                 sent = replace(request, envelope=envelope)
-                selection = await parts.pools.select(sent, outcome.admit, prepared.prompt.answers)
+                selection = await parts.pools.select(sent, outcome.admit, outcome.prepared.prompt.answers)
         except (asyncio.CancelledError, TimeoutError):
             # The speculator may have selected already. Nobody takes the reply, which names the session.
             if request.decode is not None:
@@ -113,18 +111,18 @@ def _request(prepared: Prepared, timeout_ms: float | None) -> SelectRequest:
     )
 
 
-def explain(parts: Parts, prepared: Prepared, outcome: Outcome, selection: Selection) -> None:
+def explain(parts: Parts, outcome: Outcome, selection: Selection) -> None:
     """Hold the selection for the explain view."""
-    options, timings, call = prepared.options, dict(outcome.timings), outcome.call
+    prepared, timings, call = outcome.prepared, dict(outcome.timings), outcome.call
     decision = {"reason": outcome.reason, "catch_up": outcome.catch_up_state}
     outcome.messages = prepared.prompt.rendered.message_spans
-    explained = Explained(selection, options.selection, prepared.layout, timings, decision)
+    explained = Explained(selection, prepared.options.selection, prepared.layout, timings, decision)
     parts.log.add(prepared.request_id, Entry(prepared.size, explained), call.request.key, call.request_id)
 
 
-def check_loss(parts: Parts, prepared: Prepared, outcome: Outcome, selection: Selection) -> None:
+def check_loss(parts: Parts, outcome: Outcome, selection: Selection) -> None:
     """Raise RefusedError for a prompt that would lose tokens if its request does not want that."""
-    if prepared.options.lossy != "refuse" or not outcome.dropped_tokens:
+    if outcome.prepared.options.lossy != "refuse" or not outcome.dropped_tokens:
         return
     if selection.kept.session is not None:
         parts.background.start(parts.pools.end_session(selection.kept.session))

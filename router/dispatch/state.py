@@ -46,6 +46,7 @@ class Outcome:
     catch_up_reason: str = ""  # why or why not, in one word; empty for a prompt that lost none
     caught_up: int = 0  # tokens at the beginning that catch-ups of earlier turns have read
     shape: str = ""  # as `router.decision.conversations.shape_of`
+    prepared: Prepared = field(init=False, repr=False)  # from the first stage on; later stages replace it
 
     @property
     def kept_tokens(self) -> int:
@@ -68,9 +69,11 @@ class Outcome:
     def reused_tokens(self) -> int:
         return 0 if self.selection is None else self.selection.reused_tokens
 
-    def seconds(self, started: float) -> float:
-        """The time since the call arrived; for a later step of a beam search, since it was prepared (`started`)."""
-        return time.perf_counter() - (self.call.request.arrived if self in self.call.prompts else started)
+    @property
+    def seconds(self) -> float:
+        """The time since the call arrived; for a later step of a beam search, since it was prepared."""
+        is_first = self in self.call.prompts
+        return time.perf_counter() - (self.call.request.arrived if is_first else self.prepared.started)
 
     @property
     def explained(self) -> str:
@@ -94,13 +97,13 @@ class Outcome:
             state = f"{'planned' if self.catches_up else 'off'};reason={self.catch_up_reason}"
         return f"{state};tokens={self.caught_up}" if self.caught_up else state
 
-    def decided(self, prepared: Prepared, decision: Decision) -> None:
+    def decided(self, decision: Decision) -> None:
         """Note the decision, and why."""
         self.reason = decision.reason
-        if decision.reason == "all-protected" and prepared.is_system_prompt:
+        if decision.reason == "all-protected" and self.prepared.is_system_prompt:
             self.notes["option"] = "keep_by_role.system"
-        if prepared.spans.lost:
-            self.notes["unmapped"] = prepared.spans.lost
+        if self.prepared.spans.lost:
+            self.notes["unmapped"] = self.prepared.spans.lost
 
     def selected(self, selection: Selection, options: SelectionOptions, elapsed_ms: float) -> None:
         """Record a selection by these options that arrived after `elapsed_ms`."""

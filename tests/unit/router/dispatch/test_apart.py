@@ -24,7 +24,13 @@ from tests.unit.router.dispatching import prompt
 from tests.unit.router.endpoints.test_endpoints import ENDPOINTS, request_body
 
 MAY_STAY = {
-    *("contents.changed", "contents.<lambda>", "contents.chars_of", "context_edits.without_thinking"),
+    *(
+        "contents.changed",
+        "contents.<lambda>",
+        "contents.chars_of",
+        "context_edits.without_thinking",
+        "context_edits.read_edits",
+    ),
     *("frame.settings_of", "frame._is_setting", "frame.frame_messages", "frame.frame_of"),
     *("keep_fields.KeepFields.check", "keep_fields.extract_keep_fields", "keep_fields._has_keep"),
     *(

@@ -56,7 +56,7 @@ async def test_tools_make_a_later_turn_likely(client, served, document, monkeypa
     monkeypatch.setattr(
         served.dispatcher.catch_ups,
         "plan",
-        lambda prepared, outcome: asked.append(outcome.call.request.has_tools) or plan(prepared, outcome),
+        lambda outcome: asked.append(outcome.call.request.has_tools) or plan(outcome),
     )
     sent = body(document.messages) | ({"tools": tools, "tool_choice": "none"} if tools else {})
     answer = await client.post("/v1/chat/completions", json=sent)
