@@ -5,7 +5,7 @@ It holds numbers and names, no text. Each API key has a share of the room.
 
 import asyncio
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Literal, TypeVar
@@ -53,36 +53,32 @@ class KeyShares(Generic[Value]):
 
     def __init__(self, max_bytes: int, max_values: int) -> None:
         self._max_bytes, self._least = max_bytes, max_bytes // max_values
-        self._values: dict[str, OrderedDict[str, tuple[Value, int]]] = {}
-        self._bytes: dict[str, int] = {}
+        self._values: OrderedDict[tuple[str, str], tuple[Value, int]] = OrderedDict()
+        self._bytes = Counter[str]()
 
     def put(self, key: str, name: str, value: Value, size: int) -> None:
         """Hold a value of so many bytes, in place of an earlier one of this name."""
         self._remove(key, name)
         size = max(size + len(name), self._least)
-        self._values.setdefault(key, OrderedDict())[name] = value, size
-        self._bytes[key] = self._bytes.get(key, 0) + size
-        while sum(self._bytes.values()) > self._max_bytes:
-            largest = max(self._bytes, key=self._bytes.__getitem__)
-            self._remove(largest, next(iter(self._values[largest])))
+        self._values[key, name] = value, size
+        self._bytes[key] += size
+        while self._bytes.total() > self._max_bytes:
+            [(largest, _)] = self._bytes.most_common(1)
+            self._remove(*next(one for one in self._values if one[0] == largest))
 
     def _remove(self, key: str, name: str) -> None:
-        values = self._values_of(key)
-        if name in values:
-            self._bytes[key] -= values.pop(name)[1]
-            if not values:
-                del self._values[key], self._bytes[key]
+        if (held := self._values.pop((key, name), None)) is not None:
+            self._bytes[key] -= held[1]
+            if not self._bytes[key]:
+                del self._bytes[key]
 
     def get(self, key: str, name: str) -> Value | None:
-        value = self._values_of(key).get(name)
-        return None if value is None else value[0]
+        held = self._values.get((key, name))
+        return None if held is None else held[0]
 
     def latest(self, key: str) -> Iterator[Value]:
         """All values of a key, the latest first."""
-        return (value for value, _ in reversed(self._values_of(key).values()))
-
-    def _values_of(self, key: str) -> OrderedDict[str, tuple[Value, int]]:
-        return self._values.get(key) or OrderedDict()
+        return (value for (owner, _), (value, _) in reversed(self._values.items()) if owner == key)
 
 
 @dataclass(slots=True, eq=False)
