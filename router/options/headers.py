@@ -9,13 +9,13 @@ from skim_common.deadline import Deadline
 TIMEOUT = "x-request-timeout-ms"
 PROXY_TIMEOUT = "x-envoy-expected-rq-timeout-ms"
 """Envoy and Istio send it to their upstreams: they give the request up after this time. 0: they have no limit."""
-LONGEST_MS = 24 * 60 * 60 * 1000
+MAX_TIMEOUT_MS = 24 * 60 * 60 * 1000
 
 LATER_REQUESTS = "x-skim-later-requests"
 """With it a client tells how many requests follow that begin with most of this one's prompt. It replaces the number
 that `router.decision.conversations` expects.
 """
-MOST_LATER_REQUESTS = 1000
+MAX_LATER_REQUESTS = 1000
 
 # In the order in which they happen. The rest of the total is the router's own work, or decoding.
 TIMING_PARTS = ("tokenize", "queue", "speculate", "select", "transfer", "prefill")
@@ -28,15 +28,15 @@ def read_deadline(headers: Mapping[str, str], default_s: float | None, arrived: 
 
     arrived: seconds of the event loop's clock. Raises InvalidOptionError.
     """
-    client = _within(headers, TIMEOUT, 1, LONGEST_MS, " of milliseconds")
-    proxy = _within(headers, PROXY_TIMEOUT, 0, LONGEST_MS, " of milliseconds")
+    client = _within(headers, TIMEOUT, 1, MAX_TIMEOUT_MS, " of milliseconds")
+    proxy = _within(headers, PROXY_TIMEOUT, 0, MAX_TIMEOUT_MS, " of milliseconds")
     limits = [client if client is not None else default_s and 1e3 * default_s, proxy]
     return Deadline.after(min((limit for limit in limits if limit), default=None), arrived)
 
 
 def read_later_requests(headers: Mapping[str, str]) -> int | None:
     """The number in the header; None without it. Raises InvalidOptionError."""
-    return _within(headers, LATER_REQUESTS, 0, MOST_LATER_REQUESTS)
+    return _within(headers, LATER_REQUESTS, 0, MAX_LATER_REQUESTS)
 
 
 def _within(headers: Mapping[str, str], name: str, least: int, most: int, unit: str = "") -> int | None:

@@ -39,11 +39,11 @@ from skim_common.errors import InvalidRequestError, SkimError
 
 PATH = "/v1/select"
 
-AT_ONCE, MOST_CHARS = 16, 2**17
+AT_ONCE, MAX_CHARS = 16, 2**17
 """So many texts of a request are selected from at a time, or fewer of so many characters together with their questions,
 but one at least. The prompts of the others are not made yet: they take no memory, and no time if the client leaves."""
 
-MOST_TEXTS = 1024
+MAX_TEXTS = 1024
 
 _OF_ANSWERS = (*(name for name in PrefillOptions.model_fields if name not in PolicyOptions.model_fields), "reuse")
 """Options that say whether and how a target reads the kept prompt, or name places in a prompt that no client knows."""
@@ -64,7 +64,7 @@ class SelectBody(BaseModel, extra="allow", strict=True):
     model: str | None = None
     messages: Messages | None = Field(None, min_length=1)
     text: str | None = None
-    texts: list[str] | None = Field(None, min_length=1, max_length=MOST_TEXTS)
+    texts: list[str] | None = Field(None, min_length=1, max_length=MAX_TEXTS)
     question: str | None = None
     max_tokens_kept: int | None = Field(None, ge=1)
     scores: bool = False
@@ -183,7 +183,7 @@ class SelectEndpoint:
     ) -> list[dict[str, Any]]:
         """What was kept of each text, in order. The first error ends all others, and so does the end of the caller."""
         longest = max(map(len, body.texts or [""])) + len(body.question or "")
-        places = asyncio.Semaphore(min(AT_ONCE, max(1, MOST_CHARS // max(longest, 1))))
+        places = asyncio.Semaphore(min(AT_ONCE, max(1, MAX_CHARS // max(longest, 1))))
         tasks: list[asyncio.Task[list[dict[str, Any]]]] = []
         try:
             async with asyncio.TaskGroup() as group:

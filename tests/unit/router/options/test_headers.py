@@ -6,8 +6,8 @@ from router.decision.forecast import Forecaster
 from router.options.errors import InvalidOptionError
 from router.options.headers import (
     LATER_REQUESTS,
-    LONGEST_MS,
-    MOST_LATER_REQUESTS,
+    MAX_LATER_REQUESTS,
+    MAX_TIMEOUT_MS,
     PROXY_TIMEOUT,
     TIMEOUT,
     read_deadline,
@@ -46,14 +46,14 @@ def test_a_number_that_is_longer_than_int_reads_is_large():
         ({PROXY_TIMEOUT: "1500", TIMEOUT: "500"}, 3.0, 10.5),
         ({PROXY_TIMEOUT: "1500", TIMEOUT: "5000"}, None, 11.5),
         ({PROXY_TIMEOUT: "0"}, None, None),
-        ({TIMEOUT: str(LONGEST_MS)}, None, 10 + LONGEST_MS / 1e3),
+        ({TIMEOUT: str(MAX_TIMEOUT_MS)}, None, 10 + MAX_TIMEOUT_MS / 1e3),
     ],
 )
 async def test_the_deadline_of_a_request(headers, default_s, at):
     assert read_deadline(headers, default_s, arrived=10.0).at == at
 
 
-@pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "soon", "1e3", str(LONGEST_MS + 1), "9" * 5000, "٣"])
+@pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "soon", "1e3", str(MAX_TIMEOUT_MS + 1), "9" * 5000, "٣"])
 async def test_a_wrong_header_is_refused_by_name(text):
     with pytest.raises(InvalidOptionError, match="milliseconds") as caught:
         read_deadline({TIMEOUT: text}, None, arrived=0.0)
@@ -65,7 +65,7 @@ def test_the_number_of_later_requests_is_read(text, number):
     assert read_later_requests({} if text is None else {LATER_REQUESTS: text}) == number
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1.5", "many", "1e2", str(MOST_LATER_REQUESTS + 1), "9" * 5000, "٣"])
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "many", "1e2", str(MAX_LATER_REQUESTS + 1), "9" * 5000, "٣"])
 def test_a_wrong_number_of_later_requests_is_refused_by_name(text):
     with pytest.raises(InvalidOptionError, match="from 0 to 1000") as caught:
         read_later_requests({LATER_REQUESTS: text})
