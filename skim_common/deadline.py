@@ -32,7 +32,7 @@ class Deadline:
         return None if self.at is None else max(0.0, 1e3 * (self.at - asyncio.get_running_loop().time()))
 
     def check(self) -> None:
-        """Raises DeadlineError if the deadline is over."""
+        """Raise DeadlineError if the deadline is over."""
         if self.left_ms == 0:
             raise _error()
 

@@ -36,8 +36,8 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class ReadCost:
-    """The operations of a model. linear: per computed token. pair: per pair of a query and a key, in all layers with
-    full attention. window_pair: the same in the layers whose queries see at most `window` tokens.
+    """The operations of a model. linear: per computed token. pair: per pair of a query and a key in all layers with
+    full attention. window_pair: in those whose queries see at most `window` tokens.
     """
 
     linear: float
@@ -46,11 +46,9 @@ class ReadCost:
     window: int = 0
 
     def linear_flops(self, read: Read) -> float:
-        """Operations of everything but attention."""
         return self.linear * read.tokens
 
     def attention_flops(self, read: Read) -> float:
-        """Operations of all pairs."""
         n, c = read.tokens, read.cached
         within = min(max(self.window - c, 0), n)  # tokens that see all tokens before them
         bounded = within * (c + (within + 1) / 2) + (n - within) * self.window
@@ -63,9 +61,7 @@ class ReadCost:
 
 @dataclass(frozen=True, slots=True)
 class CacheCost:
-    """The numbers that the KV cache holds for a token: in all layers with full attention, and in the layers that see
-    at most `window` tokens.
-    """
+    """The numbers that the KV cache holds for a token; full, windowed, window: as in ReadCost."""
 
     full: int
     windowed: int = 0
@@ -81,7 +77,7 @@ LINEAR = ReadCost(1.0)
 
 
 def read_cost(text: Any) -> ReadCost:
-    """The cost of a text model with this transformers config. LINEAR if the config does not have a usual shape."""
+    """The cost of a text model with this transformers config; LINEAR for a config without a usual shape."""
     try:
         kinds = _layer_types(text)
         layers, experts = _layers(text, kinds), _expert_layers(text, len(kinds))
@@ -148,10 +144,8 @@ def _layer_types(text: Any) -> Sequence[str]:
 
 
 def _mixer(text: Any, kind: str) -> tuple[int, int]:
-    """As `_attention`, of a layer of this type.
-
-    Models with gated delta nets (arXiv 2412.06464) have a gate beside the queries, in both types of layers. A delta net
-    has queries, keys and values of its own sizes, two numbers per head, and no pairs.
+    """As `_attention`. Models with gated delta nets (arXiv 2412.06464) have a gate beside the queries, in both types of
+    layers. A delta net has queries, keys and values of its own sizes, two numbers per head, and no pairs.
     """
     if not hasattr(text, "linear_num_value_heads"):
         return _attention(text)

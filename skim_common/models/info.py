@@ -83,7 +83,7 @@ def inspect_model(
             f"model {path}: max_model_len must be from 1 to {max_position}, the positions the model was made for"
             f" (max_position_embeddings, with the RoPE scaling of config.json), not {max_model_len!r}"
         )
-    _, vocabulary = _load_tokenizer(folder)
+    vocabulary: dict[str, int] = load_tokenizer(path).get_vocab()
     return ModelInfo(
         path=path,
         architecture=architecture,
@@ -236,26 +236,21 @@ def _causal_architecture(folder: Path, raw: dict[str, Any]) -> str:
 
 def load_tokenizer(model: str) -> Any:
     """The transformers tokenizer of a model, a folder or a hub name. Raises ModelError if there is none to be used."""
-    folder = Path(local_folder(model, weights=False))
-    _read_config_file(folder)  # says what is wrong with a folder that holds no model
-    return _load_tokenizer(folder)[0]
-
-
-def _load_tokenizer(folder: Path) -> tuple[Any, dict[str, int]]:
-    """The tokenizer, and all its tokens with their ids, including added and special tokens."""
     from transformers import AutoTokenizer
 
+    folder = Path(local_folder(model, weights=False))
+    _read_config_file(folder)  # says what is wrong with a folder that holds no model
     if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
         raise ModelError(f"model folder {folder} has no tokenizer (tokenizer.json)")
     try:
         with _quiet():
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            vocabulary: dict[str, int] = tokenizer.get_vocab()
+            empty = not tokenizer.get_vocab()
     except Exception as e:
         raise ModelError(f"model {folder}: its tokenizer cannot be loaded ({one_line(e)})") from None
-    if not vocabulary:
+    if empty:
         raise ModelError(f"model {folder}: its tokenizer has no tokens")
-    return tokenizer, vocabulary
+    return tokenizer
 
 
 @contextmanager

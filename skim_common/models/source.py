@@ -1,7 +1,6 @@
 """Where a model is: a folder, or a repository of a model hub as `owner/name` with an optional `@revision`.
 
-`huggingface_hub` alone speaks to the hub. So its cache, its file locks and its environment variables hold here
-too: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT, HF_HUB_DISABLE_PROGRESS_BARS.
+`huggingface_hub` alone speaks to the hub, so its cache, file locks and environment variables hold here too.
 """
 
 import os
@@ -46,9 +45,8 @@ def public_name(model: str) -> str:
 def local_folder(model: str, *, weights: bool) -> str:
     """The folder with the model's files; those of a repository are downloaded first, unless they are in the cache.
 
-    weights: whether the folder must have the weights. Without them, only kilobytes are downloaded. A folder that exists
-    is returned as it is. Several processes may call this at once: each file is downloaded once.
-    Raises ModelError, one sentence, if the repository or its files cannot be had.
+    weights: whether the folder must have the weights. Without them, only kilobytes are downloaded. Several processes
+    may call this at once. Raises ModelError if the repository or its files cannot be had.
     """
     if not is_hub_name(model):
         return model
