@@ -25,7 +25,7 @@ from skim.selection import PairSelection
 
 pytestmark = pytest.mark.nightly
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 MODELS = ROOT / "demo_models"
 BLOCK = 32
 OPTIONS = {"enforce_eager": True, "max_model_len": 4096}

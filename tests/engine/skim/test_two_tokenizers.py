@@ -16,7 +16,7 @@ from tests.reference.tokenizers_by_kind import model_without_weights, renumbered
 
 pytestmark = pytest.mark.nightly
 
-MODELS = Path(__file__).parents[4] / "demo_models"
+MODELS = Path(__file__).parents[3] / "demo_models"
 OPTIONS = {"enforce_eager": True, "max_model_len": 4096}
 DOCUMENT = make_document(2048, 3)
 
