@@ -198,15 +198,9 @@ async def _read(
         parts += [frame.joint, question]
         size += frame.joint.size + question.size
         spans.append((size - question.size, size))
-    scores = await engine.score(
-        ScoreRequest(
-            request.request_id + name,
-            np.concatenate([*parts, frame.tail]).astype(np.int32),
-            request.options,
-            cache_salt=request.cache_salt,
-            questions=tuple(spans),
-        )
-    )
+    token_ids = np.concatenate([*parts, frame.tail]).astype(np.int32)
+    asked = ScoreRequest(request.request_id + name, token_ids, request.options, request.cache_salt)
+    scores = await engine.score(replace(asked, questions=tuple(spans)))
     inside = slice(frame.head.size, frame.head.size + text.size)
     return Scores(scores.importance[inside], [], scores.timings, scores.cached_tokens)
 

@@ -202,16 +202,9 @@ async def scores_of(engine: SpeculatorEngine, reading: Reading, *, keep_session:
     if reading.plan is not None:
         scores = await read_in_windows(engine, reading)
     else:
-        scores = await engine.score(
-            ScoreRequest(
-                request.request_id,
-                request.token_ids,
-                options,
-                cache_salt=request.cache_salt,
-                keep_session=keep_session,
-                questions=layout.final_questions(reading.droppable),
-            )
-        )
+        asked = ScoreRequest(request.request_id, request.token_ids, options, request.cache_salt, keep_session)
+        questions = layout.final_questions(reading.droppable)
+        scores = await engine.score(replace(asked, questions=questions))
     if scores.importance.shape != request.token_ids.shape:
         shapes = f"{scores.importance.shape} for a prompt of {request.token_ids.shape}"
         raise SkimError(f"the speculator's scores do not fit the prompt: {shapes}")

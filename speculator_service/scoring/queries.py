@@ -58,20 +58,13 @@ class ScoreQueries(msgspec.Struct, frozen=True, kw_only=True):
         profile: needed for `options.scoring` heads.
         """
         if options.scoring != "heads":
-            return cls(
-                look_ahead=options.tokens_ahead,
-                eos_token_ids=eos_token_ids,
-                layers=options.layers,
-                aggregation=options.aggregation,
-            )
+            ahead, layers, aggregation = options.tokens_ahead, options.layers, options.aggregation
+            return cls(look_ahead=ahead, eos_token_ids=eos_token_ids, layers=layers, aggregation=aggregation)
         assert profile is not None
-        return cls(
-            heads=tuple((head.layer, head.head, head.weight) for head in profile.heads),
-            # Without a weight for the question, the prefix cache may hold it.
-            questions=question_rows(options, prompt, questions) if profile.question else (),
-            question=profile.question,
-            last=profile.last,
-        )
+        heads = tuple((head.layer, head.head, head.weight) for head in profile.heads)
+        # Without a weight for the question, the prefix cache may hold it.
+        rows = question_rows(options, prompt, questions) if profile.question else ()
+        return cls(heads=heads, questions=rows, question=profile.question, last=profile.last)
 
 
 def question_rows(options: SelectionOptions, prompt: int, questions: Sequence[Span]) -> tuple[Span, ...]:
