@@ -4,8 +4,9 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from kv_transfer.draft_channel import DraftClient
 from kv_transfer.messages import KeptPrompt
-from target_service.drafting.exchange import Client, DraftExchange
+from target_service.drafting.exchange import DraftExchange
 from target_service.drafting.session import TargetSession
 
 logger = logging.getLogger(__name__)
@@ -17,7 +18,7 @@ class SessionEnds:
     An end that a drafter did not get is sent again with the next one.
     """
 
-    def __init__(self, connect: Callable[[str], Client]) -> None:
+    def __init__(self, connect: Callable[[str], DraftClient]) -> None:
         self._exchange = DraftExchange(connect, vocab_size=0)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="session-ends")  # an exchange waits for its drafter
         self._closed = False

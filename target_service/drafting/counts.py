@@ -1,15 +1,9 @@
 """How many drafts each request of a batch gets, so that the batch decodes the most tokens per second.
 
-A request gains tokens by the acceptance of its drafts. The whole batch pays: all of its requests wait for the exchange
-with the drafters, and for a longer verification. So the counts of a step are chosen together:
-
-1. For each largest count K from 0 to the maximum: a request gets a draft, up to K, if the draft's expected tokens are
-   worth more than its share of the verification. This gives the tokens and the seconds of such a step.
-2. The K with the most tokens per second is used. K = 0 means no drafts; it is used if several are equal.
-3. Some steps use another K, to measure costs and acceptance again (probes). The time that they lose is estimated before
-   and measured afterwards. By these estimates, probes lose at most PROBE_SHARE of the decoding time.
-
-All costs and rates are measured in the running system.
+A request gains tokens by the acceptance of its drafts, and all requests of the batch wait for the exchange with the
+drafters and for a longer verification. For each largest count K from 0 to the maximum, a request gets a draft, up to K,
+if its expected tokens are worth more than its share of the verification. The K with the most tokens per second is used,
+the smallest of several. Some steps use another K, to measure again (probes).
 """
 
 from dataclasses import dataclass
@@ -24,19 +18,17 @@ FIRST_RATE = 0.7
 """The assumed acceptance at every position, until drafts were verified."""
 
 PRIOR_DRAFTS = 16.0
-"""The rates of all requests count as much as this number of a request's drafts, FIRST_RATE as a fourth of it."""
+"""The rates of all requests count as so many drafts of a request, FIRST_RATE as a fourth of it."""
 
 DECAY = 0.97
-"""The weight that a request's earlier drafts keep when a draft is verified: about the last 33 drafts count.
-
-The drafts of all requests keep DECAY ** (1 / 4), so that chance does not stop drafts that pay.
-"""
+"""What a request's earlier drafts keep when a draft is verified: about the last 33 count. The drafts of all requests
+keep DECAY ** (1 / 4), so that chance does not stop drafts that pay."""
 
 WEIGHT = 0.1
-"""The weight of a new time. The first ones weigh more, so that their mean is reached at once."""
+"""Of a new time. The first ones weigh more, so that their mean is reached at once."""
 
 PROBE_SHARE = 0.005
-"""The share of the decoding time that probes may lose."""
+"""The share of the decoding time that probes may lose, by estimates before and measurements after them."""
 
 REST = 8
 """Steps without drafts, after drafts did not pay, until the counts are chosen again. A choice takes time, too."""
@@ -45,12 +37,11 @@ REST = 8
 class PositionAcceptance:
     """For each position, the share of the drafts that were accepted when all drafts before them were accepted.
 
-    Positions differ: a drafter may be right about the next token and wrong about the third. A request has its own
-    rates. Its prior is the rates of all requests of the worker, whose prior is FIRST_RATE.
+    most: number of positions. prior: of a request, the rates of all requests of the worker, whose prior is FIRST_RATE.
+    It is read whenever the rates are, so later changes of it count too.
     """
 
     def __init__(self, most: int, prior: "PositionAcceptance | None" = None) -> None:
-        """most: number of positions. prior: is read whenever the rates are, so later changes of it count too."""
         self._prior = prior
         self._decay = DECAY if prior else DECAY**0.25
         self._tried, self._accepted = np.zeros(most), np.zeros(most)
@@ -63,10 +54,7 @@ class PositionAcceptance:
 
     @property
     def expected(self) -> Float64Array:
-        """float64 [most]: the probability that a draft and all drafts before it are accepted; never increases.
-
-        The sum of the first K values, and 1, are the expected tokens of a verification (arXiv 2211.17192, section 3.1).
-        """
+        """float64 [most]: the probability that a draft and all before it are accepted (arXiv 2211.17192, 3.1)."""
         return np.cumprod(self.rates, dtype=np.float64)
 
     def observe(self, drafts: int, accepted: int) -> None:
@@ -81,8 +69,8 @@ class PositionAcceptance:
 class Line:
     """Seconds, base + slope * x, fitted to noisy values one at a time (normalised least mean squares). Both are >= 0.
 
-    A value at x = 0 changes the base only. So the slope is not forgotten while x stays 0. at_zero, elsewhere: number of
-    values at x = 0 and at x > 0.
+    A value at x = 0 changes the base only, so the slope is not forgotten. at_zero, elsewhere: number of values at x = 0
+    and at x > 0.
     """
 
     base: float = 0.0
@@ -130,8 +118,8 @@ class DraftCounts:
     def choose(self, expected: Float64Array, limits: Int64Array, rows: int) -> Int64Array:
         """The draft count of each request for the next step, int64 [requests].
 
-        expected: [requests, most], `PositionAcceptance.expected`. limits: [requests], the largest allowed counts. rows:
-        requests in the batch, with those that get no drafts.
+        expected: [requests, most]. limits: [requests], the largest allowed counts. rows: requests in the batch, with
+        those that get no drafts.
         """
         self._planned_wait = None
         allowed: Int64Array = np.minimum(limits, self._most)

@@ -5,8 +5,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from kv_transfer.draft_channel import DraftClient
 from kv_transfer.drafts import Drafted, DraftReply, DraftRequest, DraftRow
 from target_service.drafting.session import TargetSession
 
@@ -19,20 +20,9 @@ MAX_CLOSED = 4096
 """Limit for the ended sessions remembered per unreachable drafter; the drafter evicts the others when they are idle."""
 
 
-class Client(Protocol):
-    """What is used of `kv_transfer.draft_channel.DraftClient`."""
-
-    counters: dict[str, int]
-    failure: str
-
-    def exchange(self, request: DraftRequest) -> DraftReply | None: ...
-
-    def close(self) -> None: ...
-
-
 @dataclass
 class _Drafter:
-    client: Client
+    client: DraftClient
     needed: float  # when a running request had a session there, in the clock's seconds
     closed: list[str] = field(default_factory=list)  # ended sessions of which it has not been told
     failed: bool = False  # it did not answer the last message
@@ -53,7 +43,7 @@ class DraftExchange:
     """
 
     def __init__(
-        self, connect: Callable[[str], Client], vocab_size: int, clock: Callable[[], float] = time.monotonic
+        self, connect: Callable[[str], DraftClient], vocab_size: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._connect, self._vocab_size, self._clock = connect, vocab_size, clock
         self._drafters: dict[str, _Drafter] = {}

@@ -17,10 +17,10 @@ COUNTS = ("rounds", "drafts", "accepted", "look_ahead", "no_session", "no_draft"
 
 
 class Verified(NamedTuple):
-    """One request after a step.
+    """A request that may get drafts, after a step.
 
     drafts: number of drafts that the step verified. sampled: the accepted drafts and one token. answer: int32 [n], all
-    tokens so far; empty for a request that `DraftedRequests` does not know.
+    tokens so far.
     """
 
     id: str
@@ -63,10 +63,9 @@ class DraftedRequest:
         return 0 if self.session is None else self.chosen or 0
 
     def room(self, row: Verified) -> int:
-        """How many drafts can still become part of the answer; 0 after its end.
+        """How many drafts can still become part of the answer; 0 after its end, which the scheduler sees only later.
 
-        The last token of an answer needs no draft. The scheduler ends an answer only after this step, and it must not
-        wait for drafts that are never verified.
+        The last token of an answer needs no draft.
         """
         size = int(row.answer.size)
         if size >= self.end.min_length and not self.end.tokens.isdisjoint(row.sampled):
@@ -91,7 +90,6 @@ class DraftedRequests:
     def __init__(self, most: int, *, ahead: bool = False) -> None:
         self._most, self._ahead = most, ahead
         self._requests: dict[str, DraftedRequest] = {}
-        self._owned: set[tuple[str, str]] = set()
         self._acceptance = PositionAcceptance(most)
         self.counts = DraftCounts(most)
         self._counters: Counter[str] = Counter()
@@ -109,11 +107,10 @@ class DraftedRequests:
         return self._requests.get(request_id)
 
     def begin(self, request_id: str, settings: DraftSettings, end: AnswerEnd, temperature: float, top_m: int) -> None:
-        """Add a request."""
-        session, handle = None, SessionHandle(*settings.session) if settings.session else None
-        if handle is not None and (handle.address, handle.id) not in self._owned:
-            self._owned.add((handle.address, handle.id))
-            session = TargetSession(handle)
+        session = TargetSession(SessionHandle(*settings.session)) if settings.session else None
+        others = (request.session for request in self._requests.values())
+        if session is not None and any(other and other.place == session.place for other in others):
+            session = None
         self._requests[request_id] = DraftedRequest(
             min(settings.max_drafts, self._most),
             settings.adaptive,
@@ -132,15 +129,12 @@ class DraftedRequests:
             request.session.roll_back(answered)
 
     def finish(self, request_id: str) -> TargetSession | None:
-        """Remove a request. Returns its session, which ends too."""
+        """Remove a request; its session, which ends too."""
         request = self._requests.pop(request_id, None)
-        if request is None or request.session is None:
-            return None
-        self._owned.discard((request.session.address, request.session.id))
-        return request.session
+        return request.session if request is not None else None
 
     def observe(self, request_id: str, drafts: int, accepted: int) -> None:
-        """Record one verification of `drafts` > 0 drafts of this request; the first `accepted` were accepted."""
+        """Record a verification of `drafts` > 0 drafts, of which the first `accepted` were accepted."""
         request = self._requests.get(request_id)
         # Look-ahead tokens tell nothing about the drafter's next drafts.
         if request is not None and request.from_drafter:
@@ -154,9 +148,9 @@ class DraftedRequests:
     def plan(
         self, batch: Iterable[Verified], rows: int
     ) -> tuple[dict[str, Drafted], dict[str, tuple[TargetSession, DraftRow]]]:
-        """Decide where the next drafts of a batch come from: look-ahead tokens (Drafted), the drafters, or nowhere.
+        """The next drafts, by request id: look-ahead tokens (Drafted), and what to ask the drafters for.
 
-        rows: requests of the batch, with those that get no drafts. Returns both by request id.
+        rows: requests of the batch, with those that get no drafts.
         """
         free: dict[str, Drafted] = {}
         fixed: list[tuple[Verified, DraftedRequest, int]] = []
@@ -197,11 +191,9 @@ class DraftedRequests:
         return free, asked
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start.
-
-        rounds: verifications. look_ahead: look-ahead tokens used as drafts. no_session, no_draft: steps of requests
-        that may have drafts, but have no session, or one that rests. chosen: how often each K was chosen. acceptance:
-        moving average over all requests.
+        """rounds: verifications. look_ahead: look-ahead tokens used as drafts. no_session, no_draft: steps of requests
+        that may have drafts, but have no session, or one that rests. chosen: how often each K was. acceptance: of the
+        first draft, a moving average over all requests.
         """
         return {
             **{name: self._counters[name] for name in COUNTS},

@@ -1,15 +1,16 @@
 """What a request asks of drafting, and its session on the target's side.
 
-The settings reach the target's worker in `SamplingParams.extra_args`. A session knows what the drafter has
-acknowledged, the next row to send, and its drafts. Nothing here waits, and no content of a draft can raise an error.
+Nothing here waits, and no content of a draft can raise an error.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
-from kv_transfer.arrays import Int32Array
-from kv_transfer.drafts import DraftRow
+import numpy as np
+
+from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.drafts import Drafted, DraftRow
 from kv_transfer.messages import GenerateRequest, SessionHandle
+from kv_transfer.position_map import Int64Array
 
 DRAFTING = "skim_drafting"
 """Key in `SamplingParams.extra_args`; its value is a DraftSettings, or the list that vLLM's messages make of it."""
@@ -43,15 +44,23 @@ class DraftSettings(NamedTuple):
         )
 
     @classmethod
-    def read(cls, extra_args: Mapping[str, Any] | None) -> Self | None:
-        """The settings of a request with these `extra_args`; None if there are none."""
-        sent = extra_args.get(DRAFTING) if extra_args else None
+    def read(cls, sampling: Any) -> Self | None:
+        """The settings of a request with these SamplingParams of vLLM; None if there are none."""
+        sent = sampling.extra_args.get(DRAFTING) if sampling is not None and sampling.extra_args else None
         return None if sent is None else cls(*sent)
 
     @property
     def may_draft(self) -> bool:
         """Whether the request has a source of remote drafts and allows them."""
         return self.max_drafts > 0 and bool(self.session or self.look_ahead)
+
+
+def q_entries(drafted: Drafted, rows: Int64Array, vocabulary: int) -> tuple[Int64Array, Float32Array]:
+    """The flat places in a table [rows, vocabulary], and the values, of q. rows: those of the first drafts."""
+    ids, q = drafted.q
+    if not ids.size:
+        ids, q = drafted.tokens[:, None], np.ones((drafted.tokens.size, 1), np.float32)
+    return (rows[:, None] * vocabulary + ids[: rows.size]).ravel(), q[: rows.size].ravel()
 
 
 MAX_REST = 64
@@ -62,7 +71,7 @@ class TargetSession:
     """The session of one request. It rests after answers without drafts: its prompt is not read yet, or it is gone."""
 
     def __init__(self, session: SessionHandle) -> None:
-        self.address, self.id = session.address, session.id
+        self.address, self.id = self.place = session.address, session.id
         self._acknowledged = 0
         self._left, self._rest = 0, 0
 

@@ -27,7 +27,7 @@ from target_service.drafting.session import DRAFTING, DraftSettings
 from target_service.engine import TargetEngine
 from target_service.vllm_backend.continued_answers import ANSWERED, continue_outputs
 from target_service.vllm_backend.kv_connector import connector_options, side_channel, transfer_params
-from target_service.vllm_backend.outputs import SCORING, EngineCounts, generate_output, has_failed, last_scores
+from target_service.vllm_backend.outputs import SCORING, EngineCounts, generate_output, last_scores
 from target_service.vllm_backend.start import checked_decode, find_stat_logger, speculation_options, start_engine
 from target_service.vllm_backend.v1_repairs import TargetSamplingParams
 from vllm_hooks.adapters import adapters_of, load_adapters, lora_options
@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 ENGINE_ARGS = {"reasoning_ended", "reasoning_parser_kwargs", "trace_headers"}
 """Keywords of AsyncLLM.generate that `GenerateRequest.engine_args` may contain, besides ADAPTER."""
-
 
 UNCOMPILED = "the structured output cannot be compiled, or allows no text: correct or simplify its grammar or schema"
 
@@ -55,7 +54,6 @@ class VllmTarget(TargetEngine):
     that receive vLLM's own statistics (vllm.v1.metrics.loggers.StatLoggerBase). engine_options: fields of
     vllm.engine.arg_utils.AsyncEngineArgs, such as max_model_len, dtype, enforce_eager.
 
-    Sliding-window layers count kept tokens. So the window reaches further back than in a dense prompt.
     Raises ModelError for a folder or model that cannot be used, SkimError if the engine does not start.
     """
 
@@ -125,8 +123,7 @@ class VllmTarget(TargetEngine):
         adapter = args.pop(ADAPTER, None)
         if adapter is not None and adapter not in self._adapters:
             raise InvalidRequestError(f"the target has no LoRA adapter {adapter!r}")
-        unknown = args.keys() - ENGINE_ARGS
-        if unknown:
+        if unknown := args.keys() - ENGINE_ARGS:
             raise InvalidRequestError(f"the target engine has no argument {sorted(unknown)[0]!r}")
         prompt = tokens_input(request.prompt.token_ids.tolist(), cache_salt=request.cache_salt)
         stream = self._engine.generate(
@@ -144,7 +141,8 @@ class VllmTarget(TargetEngine):
                 async for output in stream:
                     # KV blocks that did not arrive, and an answer that the grammar refuses, are other causes.
                     alone = request.kv_blocks is None and not request.answered
-                    if sampling.structured_outputs and alone and has_failed(output):
+                    failed = any(part.finish_reason == "error" for part in output.outputs)
+                    if sampling.structured_outputs and alone and failed:
                         raise InvalidRequestError(UNCOMPILED)
                     if request.scored:
                         output.prompt_logprobs = last_scores(output, request)
@@ -176,8 +174,7 @@ class VllmTarget(TargetEngine):
         # Each token of the answer has the same offset as the tokens that this engine will decode.
         prompt, _ = request.prompt_and_answer()
         extra_args |= position_args(prompt)
-        unknown = fields.keys() - set(SamplingParams.__struct_fields__)
-        if unknown:
+        if unknown := fields.keys() - set(SamplingParams.__struct_fields__):
             raise InvalidRequestError(f"vLLM has no sampling parameter {sorted(unknown)[0]!r}")
         try:
             sampling = msgspec.convert(fields, TargetSamplingParams)
@@ -189,18 +186,13 @@ class VllmTarget(TargetEngine):
         return sampling
 
     async def decode_stats(self) -> dict[str, Any]:
-        """Counts of speculation since the start; {} with method none.
-
-        rounds (verifications), drafts, accepted, drafts_per_position, accepted_per_position (lists of K counts). Method
-        remote adds those of target_service.vllm_backend.speculation.remote_drafts.RemoteDrafts.stats.
-        """
+        """`EngineCounts.decode`, and with method remote `RemoteDrafts.stats`; {} with method none."""
         if self.decode.method == "none":
             return {}
         # With pipeline parallelism, only the ranks of the last stage have a proposer.
         ranks = await self._engine.collective_rpc("draft_stats")
-        told: dict[str, Any] = next((stats for stats in ranks if stats is not None), {})
         # The worker's counts come last: vLLM also counts rounds in which no place of a request had a draft.
-        return {**self._counts.decode, **told}
+        return {**self._counts.decode, **next((stats for stats in ranks if stats is not None), {})}
 
     def transfer_stats(self) -> dict[str, int]:
         """`EngineCounts.transfer` of a decoding half; {} for any other engine."""

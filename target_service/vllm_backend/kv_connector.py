@@ -31,9 +31,9 @@ _HOST, _PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
 
 
 def connector_options(role: KvRole | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine options of a half of a split target; {} for a whole target. Raises SkimError if NIXL is missing.
+    """The engine options of a half of a split target, with the `kv_transfer_config` of `options`; {} for a whole one.
 
-    options: the engine's other options. Their `kv_transfer_config` is merged into this one.
+    Raises SkimError if NIXL is missing.
     """
     if role is None:
         return {}
@@ -48,16 +48,12 @@ def connector_options(role: KvRole | None, options: Mapping[str, Any]) -> dict[s
 def read_from_one_thread(transfer: Any) -> None:
     """Make the worker of a decoding half survive the death of the prefilling half. Call it before NIXL is initialised.
 
-    By default NIXL's UCX backend has a progress thread. It closes the connection to a dead peer while another thread
-    may be posting reads on it (nixlUcxEngine::sendXferRangeBatch), which ends in a segmentation fault. Without the
-    thread, the worker itself advances the transfers, in each step that checks whether they are done. The prefilling
-    half keeps its thread, because readers wait for it also while it runs no steps.
+    The progress thread of NIXL's UCX backend closes the connection to a dead peer while another thread may be posting
+    reads on it (nixlUcxEngine::sendXferRangeBatch), which ends in a segmentation fault. Without it, the worker advances
+    the transfers in each step. The prefilling half keeps its thread, because readers wait for it also while it runs no
+    steps. Seen on CPU, so it is the default there; on a GPU, TCP would move only a few MB per step.
 
-    This was seen on CPU, over shared memory and loopback, so it is the default there. On a GPU, TCP would move a few MB
-    per step without the thread, so vLLM's agent is the default. PROGRESS_THREAD in `kv_connector_extra_config` chooses.
-
-    transfer: the vLLM config's `kv_transfer_config`. Nothing changes if the user chose another connector or set
-    `num_threads`.
+    transfer: the vLLM config's `kv_transfer_config`. A user's other connector, or `num_threads`, stays.
     """
     if transfer is None or transfer.kv_connector != _CONNECTOR or transfer.kv_role != _ROLES["decode"]:
         return
@@ -80,8 +76,7 @@ def one_thread_agent_config(*, num_threads: int = 0, **options: Any) -> Any:
 def side_channel(role: KvRole | None, host: str) -> Iterator[None]:
     """Engines that start in this context publish the addresses of their blocks at `host`, on a free port.
 
-    The port is held until the engine listens on it. ZeroMQ can bind it meanwhile, and nothing else gets it: both sides
-    reuse addresses, and only ZeroMQ's listens (socket(7), SO_REUSEADDR).
+    The port is held until ZeroMQ listens on it: both sides reuse addresses (socket(7), SO_REUSEADDR).
     """
     if role is None:
         yield

@@ -1,7 +1,7 @@
 """What vLLM tells: outputs as messages for the router, and counts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,11 +43,6 @@ async def generate_output(output: RequestOutput, *, with_timings: bool) -> Gener
     )
 
 
-def has_failed(output: RequestOutput) -> bool:
-    """Whether vLLM has given the request up."""
-    return any(c.finish_reason == "error" for c in output.outputs)
-
-
 async def _in_turns(prompt_logprobs: PromptLogprobs) -> AsyncIterator[list[TokenLogprob] | None]:
     """The candidates of each position. Other tasks run in between: a long prompt takes seconds."""
     made = 0
@@ -65,16 +60,12 @@ def _completion(output: CompletionOutput) -> Completion:
         index=output.index,
         text=output.text,
         token_ids=np.asarray(output.token_ids, np.int32),
-        logprobs=None if output.logprobs is None else _positions(output.logprobs),
+        # Both forms of vLLM's SampleLogprobs yield one dict per token, with the sampled token first.
+        logprobs=None if output.logprobs is None else [_candidates(position) for position in output.logprobs],
         cumulative_logprob=output.cumulative_logprob,
         finish_reason=output.finish_reason,
         stop_reason=output.stop_reason,
     )
-
-
-def _positions(logprobs: Iterable[LogprobsOnePosition]) -> list[list[TokenLogprob]]:
-    """Works for both forms of vLLM's SampleLogprobs. Each yields one dict per token, with the sampled token first."""
-    return [_candidates(p) for p in logprobs]
 
 
 def _candidates(position: LogprobsOnePosition) -> list[TokenLogprob]:

@@ -29,10 +29,8 @@ class TargetScheduler(ContinuedAnswers, PositionHashing, Scheduler):
 
 
 class AsyncTargetScheduler(ContinuedAnswers, PositionHashing, AsyncScheduler):
-    """The same for async scheduling, which is a separate class in vLLM.
-
-    With remote drafts, each request gets as many places for drafts as it asked for in its last DraftReport. A request
-    without a drafter gets none, so it costs one token per step.
+    """The same for async scheduling. With remote drafts, each request gets as many places for drafts as it asked for in
+    its last DraftReport.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -69,7 +67,8 @@ def _drop_padding(requests: Any, scheduled: Any) -> None:
     """
     drafts = scheduled.scheduled_spec_decode_tokens
     for id in list(drafts):
-        sampling, settings = requests[id].sampling_params, _settings(requests[id])
+        sampling = requests[id].sampling_params
+        settings = DraftSettings.read(sampling)
         if settings is not None and sampling.seed is not None and settings.max_drafts == 0:
             padding = len(drafts.pop(id))
             scheduled.num_scheduled_tokens[id] -= padding
@@ -85,13 +84,8 @@ def _limit_drafts(requests: Any, ids: Any, wanted: Mapping[str, int] | None = No
         request = requests.get(id)
         if request is None or not request.spec_token_ids:
             continue
-        settings = _settings(request)
+        settings = DraftSettings.read(request.sampling_params)
         most = settings.max_drafts if settings else None
         if wanted is not None:
             most = wanted.get(id, most) if settings and settings.may_draft else 0
         request.spec_token_ids = request.spec_token_ids[:most]
-
-
-def _settings(request: Any) -> DraftSettings | None:
-    sampling = request.sampling_params
-    return DraftSettings.read(sampling.extra_args) if sampling is not None else None

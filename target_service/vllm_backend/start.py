@@ -134,10 +134,10 @@ def start_engine(
     method = (options.get("speculative_config") or {}).get("method")
     if method in NEEDS_A_GPU and current_platform.is_cpu():
         raise SkimError(f"{refusal}: decode method {method} needs a GPU, and there is none; choose another method")
-    remote = method == "custom_class"
-    with remote_drafts_config() if remote else nullcontext():
+    with remote_drafts_config() if method == "custom_class" else nullcontext():
         config = engine_config(refusal, **{**ours, **options})
-    if config.speculative_config and not config.use_v2_model_runner and (stages := _stages(config)) > 1:
+    stages = config.parallel_config.pipeline_parallel_size
+    if config.speculative_config and not config.use_v2_model_runner and stages > 1:
         raise SkimError(
             f"{refusal}: with pipeline_parallel {stages} vLLM drafts only in its V2 model runner, which does not run"
             f" {config.speculative_config.method} here; set decode.method to none"
@@ -152,12 +152,7 @@ def start_engine(
     _check_compact_layers(model, config.model_config, approximate_positions)
     scheduler = config.scheduler_config
     scheduler.scheduler_cls = async_scheduler_cls if scheduler.async_scheduling else scheduler_cls
-    failure = f"the target engine did not start with {model}"
-    return start(config, failure, stat_loggers=list(stat_loggers) or None)
-
-
-def _stages(config: VllmConfig) -> int:
-    return config.parallel_config.pipeline_parallel_size
+    return start(config, f"the target engine did not start with {model}", stat_loggers=list(stat_loggers))
 
 
 def find_stat_logger(name: str) -> StatLogger:
@@ -190,10 +185,7 @@ def _check_model(model: str, config: ModelConfig) -> None:
 
 
 def _check_compact_layers(model: str, config: ModelConfig, approximate_positions: bool) -> None:
-    """Refuse layers that do not see the original positions of a kept prompt, unless the user accepts them.
-
-    Windows are accepted, because their layers see the positions. The log says what a window counts.
-    """
+    """Refuse layers that do not see the original positions of a kept prompt, unless the user accepts them."""
     if config.is_hybrid or config.is_attention_free:
         if not approximate_positions:
             raise ModelError(

@@ -1,15 +1,13 @@
 """What vLLM 0.29's V1 runner lacks for a target: logit_bias and min_p with drafts, and four faults on CPU.
 
-**logit_bias and min_p** on an engine that speculates, with drafts and without. vLLM builds only
-MinTokensLogitsProcessor there (vllm.v1.sample.logits_processor.build_logitsprocs) and refuses the two parameters.
-Tokens are sampled in two places. The plain Sampler applies every processor: it samples requests without drafts, and
-the token after the drafts. The RejectionSampler, which verifies drafts, knows MinTokensLogitsProcessor alone; here its
-`apply_logits_processors` is wrapped. Both then see the same target distribution, so that verification stays exact. The
-V2 runner has both parameters in its own sampler.
+**logit_bias and min_p** on an engine that speculates: vLLM builds only MinTokensLogitsProcessor there
+(vllm.v1.sample.logits_processor.build_logitsprocs) and refuses the two parameters. The plain Sampler, which samples
+requests without drafts and the token after the drafts, applies every processor; the RejectionSampler, which verifies
+drafts, that one alone. Its `apply_logits_processors` is wrapped, so that both see the same target distribution and
+verification stays exact.
 
-**On CPU**, temperature, top-k and top-p of drafted requests are uninitialised memory. `expand_kernel` of
-vllm.utils.cpu_triton_utils converts its arguments to int64 and writes into the copy. So `expand_batch_to_tokens`
-(vllm.v1.sample.rejection_sampler) returns the result of `new_empty` unchanged.
+**On CPU**, temperature, top-k and top-p of drafted requests are uninitialised memory: `expand_kernel` of
+vllm.utils.cpu_triton_utils converts its arguments to int64 and writes into the copy.
 
 A padding draft can be accepted in sampled requests. vLLM pads a request that joins a decode step with -1.
 `rejection_random_sample_kernel` looks up the probability of token -1, which is the last token of the previous row.
@@ -22,7 +20,6 @@ A later pipeline stage stops at its first step without compilation. GPUModelRunn
 the stage before only in `_dummy_run`, which the CPU runner then skips.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,10 +33,7 @@ from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, Mi
 
 
 class TargetSamplingParams(SamplingParams):
-    """vLLM's class, without its refusal of min_p and logit_bias on engines that speculate.
-
-    `apply_to_drafts` applies both there.
-    """
+    """vLLM's class, without its refusal of min_p and logit_bias on engines that speculate."""
 
     def _validate_spec_decode(self, speculative_config: Any) -> None:
         pass
@@ -87,49 +81,29 @@ def _cut_by_min_p(
 ) -> None:
     """Exclude the tokens with less than min_p times the probability of the likeliest token, at the temperature.
 
-    logits: [drafts, vocabulary], before the temperature. min_p: [requests, 1]. temperature: [requests], 0 for greedy
-    requests, for which vLLM sets min_p to 0. p / p_max < min_p is the same as logit < logit_max + T * log(min_p).
+    logits: [drafts, vocabulary], before the temperature. min_p: [requests, 1], 0 for greedy requests. temperature:
+    [requests]. p / p_max < min_p is the same as logit < logit_max + T * log(min_p).
     """
     counts = torch.tensor(draft_counts, device=logits.device)
     margin = torch.where(min_p[:, 0] > 0, temperature * min_p[:, 0].log(), -torch.inf).repeat_interleave(counts)
     logits.masked_fill_(logits < logits.amax(-1, keepdim=True) + margin[:, None], -torch.inf)
 
 
-class _Kernel:
-    """A function that is called like a Triton kernel, `kernel[grid](...)`. The grid is ignored."""
-
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._function = function
-
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return self._function
-
-
 def repair_kernels(sampler: Any) -> None:
-    """Replace the kernels of `sampler`, the module vllm.v1.sample.rejection_sampler.
+    """sampler: the module vllm.v1.sample.rejection_sampler. Each creation of a CPU model runner sets its kernels."""
+    from vllm.utils.cpu_triton_utils import _FuncWrapper
 
-    Call it after each creation of a CPU model runner, which sets the kernels.
-    """
     verify = sampler.rejection_random_sample_kernel[()]
 
-    def reject_padding(
-        output: torch.Tensor,
-        cumulative_counts: torch.Tensor,
-        drafts: torch.Tensor,
-        q: torch.Tensor | None,
-        p: torch.Tensor,
-        bonus: torch.Tensor,
-        recovered: torch.Tensor,
-        uniform: torch.Tensor,
-        *others: Any,
-        **options: Any,
-    ) -> None:
+    def reject_padding(*args: Any, **options: Any) -> None:
+        """args: output, cumulative counts, drafts, q, p, bonus, recovered, uniform, and others."""
+        drafts, uniform = args[2], args[7]
         # The token must be valid for the look-up. No ratio p / q reaches the threshold.
         threshold = uniform.masked_fill(drafts < 0, torch.inf)
-        verify(output, cumulative_counts, drafts.clamp(min=0), q, p, bonus, recovered, threshold, *others, **options)
+        verify(*args[:2], drafts.clamp(min=0), *args[3:7], threshold, *args[8:], **options)
 
-    sampler.rejection_random_sample_kernel = _Kernel(reject_padding)
-    sampler.expand_kernel = _Kernel(_expand)
+    sampler.rejection_random_sample_kernel = _FuncWrapper(reject_padding)
+    sampler.expand_kernel = _FuncWrapper(_expand)
 
 
 def _expand(

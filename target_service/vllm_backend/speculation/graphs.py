@@ -8,6 +8,7 @@ query lengths (AttentionCGSupport.ALWAYS, FlashAttention 3) get vLLM's graphs fo
 Run on one H200 with FlashAttention 3 (docs/gpu.md). Tested on CPU: the choice of the graph.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from vllm.config.compilation import CUDAGraphMode
@@ -26,16 +27,17 @@ def capture_decode_steps(manager: Any, *, any_lengths: bool) -> None:
     _choose(manager, 1)
     candidates, captured = manager._candidates, manager._capture_descs
     _choose(manager, longest)
-    for key, others in candidates.items():
-        found = manager._candidates.setdefault(key, [])
-        found += [desc for desc in others if desc not in found]
-        # vLLM takes the first graph that fits.
-        found.sort(key=lambda desc: desc.cg_mode != CUDAGraphMode.FULL)
-    for mode, others in captured.items():
-        found = manager._capture_descs.setdefault(mode, [])
-        found += [desc for desc in others if desc not in found]
-        # As vLLM: large graphs first, because small ones then fit into their memory.
-        found.sort(key=lambda desc: desc.num_tokens, reverse=True)
+    # vLLM takes the first graph that fits.
+    _merge(manager._candidates, candidates, lambda desc: desc.cg_mode != CUDAGraphMode.FULL)
+    # As vLLM: large graphs first, because small ones then fit into their memory.
+    _merge(manager._capture_descs, captured, lambda desc: -desc.num_tokens)
+
+
+def _merge(graphs: dict[Any, list[Any]], others: dict[Any, list[Any]], order: Callable[[Any], int]) -> None:
+    for key, added in others.items():
+        merged = graphs.setdefault(key, [])
+        merged += [graph for graph in added if graph not in merged]
+        merged.sort(key=order)
 
 
 def _choose(manager: Any, tokens_per_request: int) -> None:

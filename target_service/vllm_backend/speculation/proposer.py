@@ -16,10 +16,9 @@ import torch
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from kv_transfer.arrays import Float32Array
 from kv_transfer.drafts import Drafted
-from kv_transfer.position_map import Int64Array
 from target_service.drafting.requests import Verified
+from target_service.drafting.session import q_entries
 from target_service.vllm_backend.speculation.remote_drafts import RemoteDrafts
 
 PROPOSER = "target_service.vllm_backend.speculation.proposer.RemoteProposer"
@@ -54,28 +53,22 @@ class RemoteProposer:
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
     ) -> list[list[int]]:
         """Drafts for each row of the batch. sampled_token_ids: accepted drafts and one token; empty in prefill."""
-        ids = self._runner.input_batch.req_ids
+        batch, scheduled = self._runner.input_batch, self._distributions.scheduled
+        ids, rows = batch.req_ids[: len(sampled_token_ids)], []
         proposals: dict[str, Drafted] = {}
         if self._leads:
-            rows = [
-                self._verified(row, ids[row], sampled, num_tokens_no_spec, token_ids_cpu)
-                for row, sampled in enumerate(sampled_token_ids)
-                if sampled
-            ]
-            proposals = self.drafts.propose(rows, len(rows))
+            for row, (id, sampled) in enumerate(zip(ids, sampled_token_ids, strict=True)):
+                if sampled and self.drafts.follows(id):
+                    # vLLM pads a request that joins a decode step with drafts of -1.
+                    drafts = sum(draft >= 0 for draft in scheduled.get(id, ()))
+                    answer = token_ids_cpu[row, batch.num_prompt_tokens[row] : num_tokens_no_spec[row]]
+                    rows.append(Verified(id, drafts, sampled, answer.astype(np.int32)))
+            proposals = self.drafts.propose(rows, sum(map(bool, sampled_token_ids)))
         # All ranks decide this in the same way, from data that all of them have.
-        if self._group.world_size > 1 and not self._runner.input_batch.all_greedy:
+        if self._group.world_size > 1 and not batch.all_greedy:
             proposals = self._group.broadcast_object(proposals if self._leads else None, src=0)
         self._distributions.proposals = proposals
-        return [proposals[id].tokens.tolist() if id in proposals else [] for id in ids[: len(sampled_token_ids)]]
-
-    def _verified(self, row: int, id: str, sampled: list[int], num_tokens: Any, token_ids: Any) -> Verified:
-        # vLLM pads a request that joins a decode step with drafts of -1.
-        drafts = sum(draft >= 0 for draft in self._distributions.scheduled.get(id, ()))
-        if not self.drafts.follows(id):
-            return Verified(id, drafts, sampled, np.empty(0, np.int32))
-        start, end = int(self._runner.input_batch.num_prompt_tokens[row]), int(num_tokens[row])
-        return Verified(id, drafts, sampled, token_ids[row, start:end].astype(np.int32))
+        return [proposals[id].tokens.tolist() if id in proposals else [] for id in ids]
 
 
 class DraftDistributions:
@@ -104,11 +97,13 @@ class DraftDistributions:
             if proposal is None or not proposal.q_ids.size:
                 continue
             if proposal.tokens[: len(scheduled)].tolist() == list(scheduled):
-                sampled.append((starts[row], starts[row] + count, proposal))
+                sampled.append((np.arange(starts[row], starts[row] + count), proposal))
         if not sampled:
             return None
         drafts, vocabulary = metadata.draft_token_ids.long(), self._runner.input_batch.vocab_size
-        entries, q = (async_tensor_h2d(part, drafts.device) for part in _entries(sampled, vocabulary))
+        pairs = [q_entries(proposal, rows, vocabulary) for rows, proposal in sampled]
+        # All requests together need two copies to the device.
+        entries, q = (async_tensor_h2d(np.concatenate(part), drafts.device) for part in zip(*pairs, strict=True))
         probs = torch.zeros(drafts.numel(), vocabulary, device=drafts.device)
         # vLLM pads a request that joins a decode step with drafts of -1. They are always rejected. Their q is 0, so the
         # replacement is drawn from p.
@@ -116,17 +111,3 @@ class DraftDistributions:
         probs.scatter_(1, drafts.clamp(min=0)[:, None], certain[:, None])
         probs.view(-1).index_add_(0, entries, q)
         return probs
-
-
-def _entries(sampled: list[tuple[int, int, Drafted]], vocabulary: int) -> tuple[Int64Array, Float32Array]:
-    """The flat indices into [drafts, vocabulary] and the probabilities of all drafts, int64 [n] and float32 [n].
-
-    sampled: first row, row after the last one, and proposal of each request. All requests together need two copies to
-    the device.
-    """
-    places, probs = [], []
-    for start, end, proposal in sampled:
-        ids, q = proposal.q
-        places.append((np.arange(start, end, dtype=np.int64)[:, None] * vocabulary + ids[: end - start]).ravel())
-        probs.append(q[: end - start].ravel())
-    return np.concatenate(places), np.concatenate(probs).astype(np.float32)

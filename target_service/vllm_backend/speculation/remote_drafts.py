@@ -75,7 +75,7 @@ class RemoteDrafts:
 
     def _begin_request(self, new: Any) -> None:
         params = new.sampling_params
-        settings = DraftSettings.read(params.extra_args) if params else None
+        settings = DraftSettings.read(params)
         if settings is None:
             return
         if new.req_id in self._requests:

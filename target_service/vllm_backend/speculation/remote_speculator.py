@@ -24,11 +24,11 @@ from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu.attn_utils import get_attn_cg_support
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import Drafted
 from kv_transfer.position_map import Int64Array
 from target_service.drafting.requests import Verified
-from target_service.drafting.session import DraftSettings
+from target_service.drafting.session import DraftSettings, q_entries
 from target_service.vllm_backend.speculation.graphs import capture_decode_steps
 from target_service.vllm_backend.speculation.remote_drafts import DraftReport, RemoteDrafts
 
@@ -73,14 +73,11 @@ class RemoteSpeculator(BaseSpeculator):
         self.drafts = RemoteDrafts(vllm_config, ahead=vllm_config.scheduler_config.async_scheduling)
         vocabulary = vllm_config.model_config.get_vocab_size()
         self._logits = DraftLogits(vllm_config.scheduler_config.max_num_seqs, self._most, vocabulary, device)
+        self.draft_logits = self._logits.table
         self._drafted: dict[str, _Drafted] = {}
         self._proposals: dict[str, Drafted] = {}
         self.report = DraftReport({}, {})
         self._proposed_for: list[str] = []
-
-    @property
-    def draft_logits(self) -> torch.Tensor:
-        return self._logits.table
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """The runner has just created its own manager. There is no drafting model on this device."""
@@ -119,7 +116,7 @@ class RemoteSpeculator(BaseSpeculator):
             # A preempted request comes back as a new one, without its drafts.
             self._proposals.pop(new.req_id, None)
             params = new.sampling_params
-            settings = DraftSettings.read(params.extra_args) if params is not None else None
+            settings = DraftSettings.read(params)
             if settings is not None and settings.may_draft:
                 answer = list(new.prefill_token_ids[len(new.prompt_token_ids) :])
                 self._drafted[new.req_id] = _Drafted(params.temperature, answer)
@@ -214,14 +211,16 @@ class DraftLogits:
 
         Rows of temperature 0 are not written: greedy verification does not read q. Drafts without q are one-hot.
         """
+        _, most, vocabulary = self.table.shape
         stale = [self._written.pop(row) for row in rows if row in self._written]
         places, logits = [], []
         for row, (proposal, temperature) in rows.items():
             if proposal is not None and temperature > 0:
-                place, logit = self._entries(row, proposal, temperature)
+                place, q = q_entries(proposal, row * most + np.arange(proposal.tokens.size), vocabulary)
+                with np.errstate(divide="ignore"):
+                    logits.append(np.log(q) * np.float32(temperature))
                 self._written[row] = place
                 places.append(place)
-                logits.append(logit)
         flat, device = self.table.view(-1), self.table.device
         if stale:
             flat.index_fill_(0, async_tensor_h2d(np.concatenate(stale), device), -torch.inf)
@@ -231,14 +230,3 @@ class DraftLogits:
                 async_tensor_h2d(np.concatenate(places), device),
                 async_tensor_h2d(np.concatenate(logits), device),
             )
-
-    def _entries(self, row: int, proposal: Drafted, temperature: float) -> tuple[Int64Array, Float32Array]:
-        """Flat places in the table, int64 [n], and the logits, float32 [n]."""
-        _, most, vocabulary = self.table.shape
-        ids, q = proposal.q
-        if not ids.size:
-            ids, q = proposal.tokens[:, None], np.ones((proposal.tokens.size, 1), np.float32)
-        first = (row * most + np.arange(len(ids), dtype=np.int64)) * vocabulary
-        with np.errstate(divide="ignore"):
-            logits = np.log(q) * np.float32(temperature)
-        return (first[:, None] + ids).ravel(), logits.astype(np.float32).ravel()

@@ -1,5 +1,7 @@
 """The source of the next drafts: the look-ahead tokens first, then the session, and never more than requested."""
 
+from types import SimpleNamespace
+
 import msgspec
 import numpy as np
 import pytest
@@ -52,12 +54,12 @@ def test_settings_travel() -> None:
     prompt = KeptPrompt(ids(1, 2), ids(0, 4), 9, ids(5, 6), SessionHandle("a:1", "s"))
     decode = DecodeOptions(max_draft_tokens=3, adaptive=False)
     sent = msgspec.msgpack.encode({DRAFTING: DraftSettings.of(GenerateRequest("r", prompt, decode=decode))})
-    read = DraftSettings.read(msgspec.msgpack.decode(sent))
+    read = DraftSettings.read(SimpleNamespace(extra_args=msgspec.msgpack.decode(sent)))
     assert read is not None
     assert read[:3] == (3, False, Q_TOP)
     assert read.session == ["a:1", "s"]
     assert np.frombuffer(read.look_ahead, np.int32).tolist() == [5, 6]
-    assert (DraftSettings.read(None), DraftSettings.read({})) == (None, None)
+    assert (DraftSettings.read(None), DraftSettings.read(SimpleNamespace(extra_args=None))) == (None, None)
 
 
 def test_no_drafts_for_method_none() -> None:

@@ -3,11 +3,11 @@
 import asyncio
 
 from vllm.logprobs import Logprob
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import RequestOutput
 
 from kv_transfer.reply_pieces import PIECE_LOGPROBS
 from router.vllm_front.engine_client import _prompt_logprobs
-from target_service.vllm_backend.outputs import generate_output, has_failed
+from target_service.vllm_backend.outputs import generate_output
 
 EACH = 21
 POSITIONS = 4 * PIECE_LOGPROBS // EACH
@@ -39,14 +39,3 @@ async def test_other_requests_run_while_the_log_probabilities_of_a_prompt_are_co
     back, turns = await turns_during(_prompt_logprobs(message.prompt_logprobs))
     assert turns >= 3
     assert back == told
-
-
-def test_a_request_that_vllm_gives_up():
-    def output(tokens, reason):
-        return RequestOutput(
-            "r", None, [1], None, [CompletionOutput(0, "", tokens, 0.0, None, finish_reason=reason)], True
-        )
-
-    assert has_failed(output([], "error"))
-    assert has_failed(output([5], "error"))
-    assert not has_failed(output([], "abort"))
