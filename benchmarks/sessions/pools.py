@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import numpy as np
-import torch
 
 from benchmarks.sessions.engine import SimulatedEngine
 from kv_transfer.arrays import Int32Array
@@ -62,7 +61,7 @@ class SimulatedSpeculator:
         finally:
             self.engine.end(row, prompt, salt)
         queue = 1e3 * (row.began - row.arrived)
-        importance = torch.from_numpy(self._random.random(row.size, np.float32))
+        importance = self._random.random(row.size, np.float32)
         return Scores(importance, [], {"queue": queue}, row.cached)
 
 
