@@ -44,7 +44,7 @@ def test_equal_prompts_are_answered_once(monkeypatch):
 
     monkeypatch.setattr(InProcess, "_answer", counted)
     selectors = ("speculator", "auto + guard")
-    result = run(replace(SETTINGS, tasks=("counting",), samples=1, selectors=selectors))
+    result = run(replace(SETTINGS, tasks=("counting",), samples=1, selectors=selectors, seed=1))
     assert [kept.context_length == kept.token_ids.size for kept in asked] == [True, False]
     guarded = cell(result, "counting", "auto + guard", 0.0)
     assert (guarded["kept"], guarded["score"]) == (1, cell(result, "counting", "dense", 1.0)["score"])
