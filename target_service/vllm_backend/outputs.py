@@ -8,7 +8,6 @@ import numpy as np
 from vllm.logprobs import LogprobsOnePosition, PromptLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.metrics.loggers import StatLoggerBase
-from vllm.v1.metrics.stats import RequestStateStats
 
 from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, TokenLogprob
 from kv_transfer.reply_pieces import PIECE_LOGPROBS
@@ -30,15 +29,21 @@ def last_scores(output: RequestOutput, request: GenerateRequest) -> PromptLogpro
 
 
 async def generate_output(output: RequestOutput, *, with_timings: bool) -> GenerateOutput:
-    """The message of one step. with_timings: this is the first output, which includes queue and prefill times."""
-    told = output.prompt_logprobs
+    """The message of one step. with_timings: the first output has the milliseconds in the queue of the engine core, and
+    from the first scheduling to the first token.
+    """
+    told, stats = output.prompt_logprobs, output.metrics
+    timings: dict[str, float] = {}
+    if with_timings and stats:
+        timings["queue"] = 1e3 * max(stats.scheduled_ts - stats.queued_ts, 0.0)
+        timings["prefill"] = 1e3 * max(stats.first_token_ts - stats.scheduled_ts, 0.0)
     return GenerateOutput(
         completions=[_completion(c) for c in output.outputs],
         finished=output.finished,
         cached_tokens=output.num_cached_tokens or 0,
         created_tokens=output.num_cache_creation_tokens or 0,
         prompt_logprobs=[c async for c in _in_turns(told)] if told else None,
-        timings=_timings(output.metrics) if with_timings and output.metrics else {},
+        timings=timings,
         kv_blocks=output.kv_transfer_params,
     )
 
@@ -70,14 +75,6 @@ def _completion(output: CompletionOutput) -> Completion:
 
 def _candidates(position: LogprobsOnePosition) -> list[TokenLogprob]:
     return [TokenLogprob(id, p.logprob, p.rank, p.decoded_token) for id, p in position.items()]
-
-
-def _timings(stats: RequestStateStats) -> dict[str, float]:
-    """Milliseconds in the queue of the engine core, and from the first scheduling to the first token."""
-    return {
-        "queue": 1e3 * max(stats.scheduled_ts - stats.queued_ts, 0.0),
-        "prefill": 1e3 * max(stats.first_token_ts - stats.scheduled_ts, 0.0),
-    }
 
 
 class EngineCounts(StatLoggerBase):

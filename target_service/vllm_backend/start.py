@@ -62,9 +62,6 @@ def speculation_options(
     return {**added, "speculative_config": {**config, **(options.get("speculative_config") or {})}}
 
 
-_REFUSED = "speculative method 'custom_class'"
-
-
 class RemoteDraftsConfig(VllmConfig):
     """vLLM's configuration of a target with remote drafts. vLLM's processes run `__post_init__` again."""
 
@@ -84,7 +81,7 @@ class RemoteDraftsConfig(VllmConfig):
         # The first pipeline stage embeds the drafts, but only the last stage has a speculator. `start` refuses this.
         if self.parallel_config.pipeline_parallel_size > 1:
             return unsupported
-        return [feature for feature in unsupported if feature != _REFUSED]
+        return [feature for feature in unsupported if feature != "speculative method 'custom_class'"]
 
 
 @contextmanager
