@@ -106,7 +106,7 @@ def _beginning(text: str, blocks: Sequence[Block], *, alone: bool) -> list[Block
         if size + block.size > EDGE or not block.is_short:
             break
         waiting.append(block)
-        plain = sum(not one.is_list for one in waiting)
+        plain = sum(not (one.is_list and one.is_piece) for one in waiting)
         follows = block.asks or names or (opens and "\n" not in text[before.start : before.end] and not before.asks)
         if (follows and plain <= GAP + 1) or (block.is_brief and len(waiting) == 1):
             taken, waiting = [*taken, *waiting], []
@@ -139,7 +139,7 @@ def _ending(text: str, blocks: Sequence[Block], *, alone: bool, asked: bool) -> 
         if number and (size > EDGE or not block.is_short or ended):
             break
         waiting.append(block)
-        plain = sum(not one.is_list for one in waiting)
+        plain = sum(not (one.is_list and one.is_piece) for one in waiting)
         searching = number < SEARCHED and not asked
         if not number or searching or block.asks or of_choice or (block.is_brief and len(waiting) == 1):
             taken, waiting = [*taken, *waiting], []
