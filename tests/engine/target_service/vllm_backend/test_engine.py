@@ -285,7 +285,6 @@ async def test_the_last_tokens_of_a_prompt_are_scored_while_the_prefix_cache_is_
         {"json": {"$ref": "#"}},  # allows no text
         {"json": {"type": "no-such"}},
         {"grammar": "root ::= undefined"},
-        {"json": {"type": "array", "maxItems": 10**9}},
     ],
 )
 async def test_a_structured_output_that_cannot_be_is_refused(engine: VllmTarget, constraint: dict) -> None:
