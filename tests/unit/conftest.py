@@ -8,6 +8,7 @@ import pytest
 from huggingface_hub import constants
 
 import cluster.commands.cli
+from cluster.commands import output
 from skim_common.proxies import DIRECT_GRPC
 from tests.reference.hub_server import hub_server
 
@@ -35,6 +36,8 @@ def skim(monkeypatch, capfd):
     for name in ("no_proxy", "NO_PROXY", *DIRECT_GRPC):
         monkeypatch.setenv(name, os.environ.get(name, ""))  # the entry point sets them
     monkeypatch.setenv("COLUMNS", "100")
+    for console in (output.console, output.progress):  # a console reads COLUMNS when it is made
+        monkeypatch.setattr(console, "_width", 100)
 
     def run(*words) -> Ran:
         monkeypatch.setattr("sys.argv", ["skim", *map(str, words)])
