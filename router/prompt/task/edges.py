@@ -3,6 +3,7 @@
 Pure functions on a text and character ranges.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -126,7 +127,7 @@ def _ending(text: str, blocks: Sequence[Block], *, alone: bool, asked: bool) -> 
         asked |= after.is_brief and says_something(text, after.start, after.end)
     taken, waiting = list[Block](), list[Block]()
     size = choices = 0
-    ended = chooses = False
+    has_asked = ended = chooses = False
     for number, block in enumerate(blocks):
         of_choice, chooses = chooses, bool(options_of(text, block.start, block.end))  # the question stands before
         of_choice = (of_choice or chooses) and not (alone and choices >= MAX_CHOICES)
@@ -135,15 +136,17 @@ def _ending(text: str, blocks: Sequence[Block], *, alone: bool, asked: bool) -> 
             lines = pieces_of(text, block, at_end=True)[:PARAGRAPH_LINES]
             return [*taken, *(line for line in lines if line.size <= SHORT_BLOCK)]
         size += block.size
-        ended |= alone and bool(taken) and any(one.asks for one in taken) and not of_choice and not block.is_brief
+        ended |= alone and has_asked and not of_choice and not block.is_brief
         if number and (size > EDGE or not block.is_short or ended):
             break
         waiting.append(block)
         plain = sum(not (one.is_list and one.is_piece) for one in waiting)
         searching = number < SEARCHED and not asked
         if not number or searching or block.asks or of_choice or (block.is_brief and len(waiting) == 1):
-            taken, waiting = [*taken, *waiting], []
-        elif plain > (SEARCHED if number < SEARCHED or not any(one.asks for one in taken) else GAP):
+            taken += waiting
+            has_asked |= any(one.asks for one in waiting)
+            waiting = []
+        elif plain > (SEARCHED if number < SEARCHED or not has_asked else GAP):
             break
         asked |= block.asks
     return taken
@@ -153,7 +156,7 @@ class Forms:
     """The forms of a text's own questions: said by a speaker, at the head of a paragraph, in quotation marks."""
 
     def __init__(self, text: str, ranges: Sequence[CharSpan]) -> None:
-        self._text, self._ranges = text, ranges
+        self._text, self._begins = text, [start for start, _ in ranges]
         lines = (match[1] for span in ranges for match in islice(_NAMES.finditer(text[slice(*span)]), MAX_LINES))
         self._names = Counter(lines)
         self._counts: Counter[str] | None = None
@@ -179,7 +182,7 @@ class Forms:
 
     def _speaker(self, block: Block) -> str:
         """The name that begins the line in which a block begins; empty without one. Each range begins a line."""
-        begins = max(start for start, _ in self._ranges if start <= block.start)
+        begins = self._begins[bisect_right(self._begins, block.start) - 1]
         return speaker_of(self._text, max(begins, self._text.rfind("\n", begins, block.start) + 1), block.end)
 
 

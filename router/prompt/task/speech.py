@@ -133,7 +133,8 @@ def _without_own(blocks: Sequence[Block]) -> list[Block]:
     last = max(blocks, key=lambda block: block.end, default=None)
     users = [block for block in blocks if block.is_sure and (block.source != "inside" or block.is_brief)]
     users += [last] if last is not None and (last.asks or last.is_brief) else []
-    return [block for block in blocks if not any(block.forms - one.forms for one in users if one is not block)]
+    users_forms = frozenset.intersection(*(one.forms for one in users)) if users else None
+    return [block for block in blocks if users_forms is None or block.forms <= users_forms]
 
 
 OUTER = ("tag", "around", "edge")
