@@ -61,9 +61,9 @@ def speech_of_long(text: str, ranges: Sequence[CharSpan], *, asked: bool = False
     if not blocks:
         return []
     brief_size = min(BRIEF, usual_size(blocks) / 2)
-    blocks = [replace(block, is_brief=block.size <= brief_size) for block in blocks]
+    blocks = [block if block.size > brief_size else replace(block, is_brief=True) for block in blocks]
     asking = [block for block in blocks[1:-1] if block.asks and block.size <= SHORT_BLOCK]
-    inside = [replace(block, source="inside") for block in asking if block.is_sure]
+    inside = [block for block in asking if block.is_sure]
     for block in blocks:
         if block.size > SHORT_TEXT and len(inside) <= MAX_ASKING:
             inside += asking_lines(text, block, MAX_ASKING + 1)
@@ -75,8 +75,10 @@ def speech_of_long(text: str, ranges: Sequence[CharSpan], *, asked: bool = False
     asked |= any(has_mark(text, block.start, block.end) for block in edges)
     asked |= any(block.asks and block.is_brief for block in [*edges[:1], *asking[:MAX_ASKING]])
     edges += _ending(text, blocks, alone=is_dialogue, asked=asked)
-    brief = [replace(block, source="inside") for block in blocks if block.is_brief]
-    inside = inside if len(inside) <= MAX_ASKING else []
+    brief = [
+        replace(block, source="inside") for block in islice((one for one in blocks if one.is_brief), MAX_BRIEF + 1)
+    ]
+    inside = [replace(block, source="inside") for block in inside] if len(inside) <= MAX_ASKING else []
     inside += brief if len(brief) <= MAX_BRIEF else []
     found = {(block.start, block.end): block for block in [*inside, *edges]}
     return [replace(block, forms=form.recurring(block, blocks)) for block in found.values()]
