@@ -33,7 +33,7 @@ a minute between them.
 
 Serve counts failed starts in every rolling update, and only its controller's memory holds that a pool has run: with a
 small number, one start that the kernel kills for memory could end the pool. A wrong configuration still fails at once,
-because `cluster.serve.awaited_start` looks for a failed start.
+because `cluster.serve.status` looks for a failed start.
 """
 
 SERVE_SWITCHES = {

@@ -18,7 +18,6 @@ from actors.ray_hooks.ray_core import ON_LOOPBACK
 from actors.ray_hooks.serve import running_http_options
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES, build_app, logging_options
-from cluster.serve.awaited_start import await_running, messages
 from cluster.serve.placement import ACCELERATOR, check_fit, needed_resources
 from cluster.serve.preflight import check_port, checked
 from cluster.serve.ray_cluster import (
@@ -29,6 +28,7 @@ from cluster.serve.ray_cluster import (
     ray_answers,
     start_ray,
 )
+from cluster.serve.status import await_running, messages
 from router.options.settings import RouterConfig
 from skim_common.environment import unless_set
 from skim_common.errors import SkimError

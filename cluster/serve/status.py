@@ -1,23 +1,24 @@
-"""The state of a running deployment, one line per part, with the reason if it is down; and watching it.
+"""The state of a deployment on Ray: waiting until it runs, one line per part, and watching it until Ctrl-C.
 
-`skim serve` watches until Ctrl-C, or until its Ray is gone.
+Serve retries a failed start forever; `await_running` ends with the first one.
 """
 
 import re  # noqa: TID251  messages of engines and of Serve
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from threading import Event
 from typing import NamedTuple
 
 import ray
 from ray import serve
-from ray.serve.schema import DeploymentStatusOverview
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 from ray.util import placement_group_table
 
 from actors.lifecycle.starts import failed_probes, last_failed_start
 from actors.ray_hooks.ray_core import dead_ray_process
 from cluster.serve.app import APP_NAME
-from cluster.serve.ray_cluster import call_with_timeout, ray_answers
+from cluster.serve.ray_cluster import app_handle, call_with_timeout, ray_answers
 from skim_common.errors import SkimError
 
 ORDER = ("router", "speculator", "prefill", "target")
@@ -25,12 +26,16 @@ NOT_PLACED = ("PENDING", "RESCHEDULING")
 SCALING = ("UPSCALING", "DOWNSCALING")
 """With an `UPDATING` of which replicas run: what changes its size or its version, and is not down."""
 PROXY_ENDS = ("UNHEALTHY", "DRAINED")
+FAILED_START = "failed to start with exception"
+"""Part of Serve's message on a deployment whose replica did not start (ray.serve._private.deployment_state)."""
 
+POLL_S = 1.0
+"""Between two looks at a start. Each costs CPU time, on the same cores on which the replicas start."""
 PERIOD_S = 2.0
 LIMIT_S = 10.0
-"""How often the parts are looked at, and how long Serve may take to answer."""
+"""How often a running deployment is looked at, and how long Serve may take to answer."""
 PATIENT_LIMIT_S = 20.0
-"""How long Serve may take to answer one question."""
+"""How long Serve may take to answer one question. Its controller is away for some seconds after it has died."""
 RAY_GONE_AFTER_S = 30.0
 """Maximum time for which a Ray that was not started here may be out of reach: its head may be starting again."""
 
@@ -60,6 +65,81 @@ class PartStatus(NamedTuple):
     name: str
     line: str
     reason: str = ""
+
+
+def messages(name: str) -> dict[str, str]:
+    """Serve's message on each deployment of the application; empty if it does not run."""
+    application = serve.status().applications.get(name)
+    return {part: status.message for part, status in application.deployments.items()} if application else {}
+
+
+def await_running(name: str, progress: Callable[[str], None], earlier: Mapping[str, str]) -> None:
+    """Wait until all parts run. earlier: messages before this change. Raises SkimError if a start has failed since.
+
+    A part that has become ready since the change has started: if it dies after that, Serve heals it. The same holds for
+    Serve's controller, which Ray starts again.
+    """
+    announced, begun, ready = set[str](), set[str](), set[str]()
+    while True:
+        try:
+            application, serves = call_with_timeout(lambda: _state_of_start(name), PATIENT_LIMIT_S)
+        except SkimError:
+            raise
+        except Exception:
+            if not ray_answers():
+                raise
+        else:
+            healthy = {part for part, state in application.deployments.items() if state.status == "HEALTHY"}
+            begun |= application.deployments.keys() - healthy
+            ready |= healthy & begun
+            for part in sorted(healthy - announced):
+                progress(f"{part} is ready")
+            announced |= healthy
+            if serves:
+                return
+            if reason := _failure(name, application, earlier, ready):
+                raise SkimError(f"the deployment did not start: {reason}")
+        time.sleep(POLL_S)
+
+
+def _state_of_start(name: str) -> tuple[ApplicationStatusOverview, bool]:
+    """The application, and whether it serves: all parts run, and every router has connected to its pools."""
+    if (application := serve.status().applications.get(name)) is None:
+        raise SkimError("the deployment has been deleted from its Ray cluster")
+    return application, application.status == ApplicationStatus.RUNNING and _routers_are_ready(name)
+
+
+def _routers_are_ready(name: str) -> bool:
+    """Raises SkimError for a problem that a user must correct."""
+    problems = app_handle(name).broadcast("problem").results()
+    for problem, failed in problems:
+        if failed:
+            raise SkimError(f"the deployment did not start: {problem}")
+    return bool(problems) and all(problem is None for problem, _ in problems)
+
+
+def _failure(
+    name: str, application: ApplicationStatusOverview, earlier: Mapping[str, str], ready: Collection[str]
+) -> str | None:
+    """Why a start has failed; None if none has. A replica that died after it was running is no failure.
+
+    Serve keeps its message on a failed start until it changes the deployment, so only a new one counts. It names the
+    replica's process and actor: two failures never have one text. ready: parts that have started.
+    """
+    parts = application.deployments
+    news = {part: now.message for part, now in parts.items() if now.message and now.message != earlier.get(part)}
+    starting = {part: now for part, now in parts.items() if now.status != "HEALTHY" and part not in ready}
+    failed = any(FAILED_START in news.get(part, "") for part in starting)
+    if application.status == ApplicationStatus.UNHEALTHY:
+        has_died = any(now.status == "UNHEALTHY" for now in parts.values())
+        failed |= not has_died or any(
+            now.status == "UNHEALTHY" and now.status_trigger != "HEALTH_CHECK_FAILED" for now in starting.values()
+        )
+    if not failed and application.status != ApplicationStatus.DEPLOY_FAILED:
+        return None
+    # The replica's own note: Serve's message does not hold it where a start was ended by its time limit.
+    noted = [start.reason for part in news if (start := last_failed_start(name, part))]
+    return noted[0] if noted else failure_reason([*news.values(), application.message])
 
 
 def current_parts(app: str = APP_NAME) -> list[PartStatus] | None:
@@ -102,11 +182,8 @@ def running_parts(address: str) -> list[PartStatus]:
 
 def _part(app: str, name: str, part: DeploymentStatusOverview) -> PartStatus:
     running = part.replica_states.get("RUNNING", 0)
-    others = [
-        f"{count} {state.lower()}" for state, count in part.replica_states.items() if state != "RUNNING" and count
-    ]
-    replicas = ", ".join([f"{running} running", *others])
-    line = f"{name}: {part.status.lower().replace('_', ' ')} ({replicas})"
+    others = (f", {n} {state.lower()}" for state, n in part.replica_states.items() if state != "RUNNING" and n)
+    line = f"{name}: {part.status.lower().replace('_', ' ')} ({running} running{''.join(others)})"
     if part.status == "HEALTHY":
         return PartStatus(name, line)
     reason = _reason(app, name, part.message)
@@ -117,8 +194,11 @@ def _part(app: str, name: str, part: DeploymentStatusOverview) -> PartStatus:
 
 def _reason(app: str, pool: str, message: str) -> str:
     """Why a pool is down. Serve's message lacks what a placement group waits for, and starts that it has forgotten."""
-    if resources := _awaited(app, pool):
-        return f"a replica waits for nodes with {resources} in all"
+    for group in placement_group_table().values():  # of a replica on several nodes, it has the name of its actor
+        if group["state"] in NOT_PLACED and group["name"].startswith(f"SERVE_REPLICA::{app}#{pool}#"):
+            total = sum((Counter(bundle) for bundle in group["bundles"].values()), Counter[str]())
+            awaited = ", ".join(f"{amount:.3g} {resource}" for resource, amount in sorted(total.items()))
+            return f"a replica waits for nodes with {awaited} in all"
     if failed := last_failed_start(app, pool):
         times = f" {failed.failures} times in a row" if failed.failures > 1 else ""
         return f"a replica failed to start{times}: {failed.reason}"
@@ -126,15 +206,6 @@ def _reason(app: str, pool: str, message: str) -> str:
         if match := re.search(pattern, message):
             return meaning.format(*match.groups())
     return failure_reason([message]) if message.strip() else ""
-
-
-def _awaited(app: str, pool: str) -> str:
-    """What a replica on several nodes waits for: its placement group has the name of its actor."""
-    for group in placement_group_table().values():
-        if group["state"] in NOT_PLACED and group["name"].startswith(f"SERVE_REPLICA::{app}#{pool}#"):
-            total = sum((Counter(bundle) for bundle in group["bundles"].values()), Counter[str]())
-            return ", ".join(f"{amount:.3g} {resource}" for resource, amount in sorted(total.items()))
-    return ""
 
 
 def failure_reason(messages: list[str]) -> str:

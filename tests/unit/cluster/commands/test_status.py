@@ -7,7 +7,7 @@ import pytest
 from actors.lifecycle.starts import FailedStart
 from cluster.serve import status as state
 from cluster.serve.app import APP_NAME
-from cluster.serve.awaited_start import FAILED_START
+from cluster.serve.status import FAILED_START
 from tests.unit.cluster.commands.deployment import part, put
 
 FAILURE = (

@@ -17,10 +17,10 @@ from actors.lifecycle.starts import FailedStart
 from actors.ray_hooks.ray_core import ON_LOOPBACK
 from actors.ray_hooks.serve import is_for_the_user
 from cluster.config.load import config_from_flags, load_config
-from cluster.serve import awaited_start, deployment, preflight, ray_cluster
+from cluster.serve import deployment, preflight, ray_cluster, status
 from cluster.serve.app import APP_NAME, SERVE_SWITCHES
-from cluster.serve.awaited_start import FAILED_START
 from cluster.serve.placement import check_fit
+from cluster.serve.status import FAILED_START
 from skim_common.environment import CORES
 from skim_common.errors import SkimError
 from tests.unit.conftest import MODELS
@@ -134,7 +134,7 @@ def seen(monkeypatch):
     """The statuses of the application that Serve reports, one per call: application, speculator, trigger, message."""
     seen = []
 
-    def status():
+    def reported():
         if (state := seen.pop(0)) is None:
             raise RayError("the controller is away")
         application, speculator, trigger, *message = state
@@ -143,16 +143,16 @@ def seen(monkeypatch):
         overview["speculator"].message = "".join(message)
         return SimpleNamespace(applications={APP_NAME: ApplicationStatusOverview(application, "it is so", 0, overview)})
 
-    monkeypatch.setattr(deployment.serve, "status", status)
-    monkeypatch.setattr(awaited_start.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(awaited_start, "_routers_are_ready", lambda name: True)
+    monkeypatch.setattr(deployment.serve, "status", reported)
+    monkeypatch.setattr(status.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(status, "_routers_are_ready", lambda name: True)
     return seen
 
 
 def test_a_deploy_waits_for_the_replica_that_takes_a_dead_ones_place(seen):
     seen += [("UNHEALTHY", "UNHEALTHY", "HEALTH_CHECK_FAILED")] * 2 + [("RUNNING", "HEALTHY", "UNSPECIFIED")]
     told = []
-    awaited_start.await_running(APP_NAME, told.append, {})
+    status.await_running(APP_NAME, told.append, {})
     assert told == ["target is ready", "speculator is ready"]
     assert seen == []
 
@@ -162,17 +162,17 @@ def test_what_has_started_may_die_before_all_is_ready(seen, monkeypatch):
     begun = ("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED")
     ready = ("DEPLOYING", "HEALTHY", "CONFIG_UPDATE_COMPLETED")
     died = ("UNHEALTHY", "UNHEALTHY", "REPLICA_STARTUP_FAILED", failed_start(7, "no memory"))
-    monkeypatch.setattr(awaited_start, "ray_answers", lambda: True)
+    monkeypatch.setattr(status, "ray_answers", lambda: True)
     seen += [begun, ready, died, None, ("RUNNING", "HEALTHY", "UNSPECIFIED")]
-    awaited_start.await_running(APP_NAME, lambda line: None, {})
+    status.await_running(APP_NAME, lambda line: None, {})
     assert seen == []
-    monkeypatch.setattr(awaited_start, "ray_answers", lambda: False)
+    monkeypatch.setattr(status, "ray_answers", lambda: False)
     seen += [begun, ready, None]
     with pytest.raises(RayError):
-        awaited_start.await_running(APP_NAME, print, {})
+        status.await_running(APP_NAME, print, {})
     seen.append(begun)
     with pytest.raises(SkimError, match="the deployment has been deleted from its Ray cluster"):
-        awaited_start.await_running("another", print, {})
+        status.await_running("another", print, {})
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_what_has_started_may_die_before_all_is_ready(seen, monkeypatch):
 def test_what_does_not_start_is_not_waited_for(seen, state):
     seen += [("UNHEALTHY", "UNHEALTHY", "HEALTH_CHECK_FAILED"), state]
     with pytest.raises(SkimError, match="the deployment did not start: it is so"):
-        awaited_start.await_running(APP_NAME, print, {})
+        status.await_running(APP_NAME, print, {})
 
 
 def test_the_first_failed_start_ends_the_wait(seen):
@@ -196,16 +196,16 @@ def test_the_first_failed_start_ends_the_wait(seen):
     failure = f"A replica {FAILED_START}. Retrying 999999 more time(s). Error:\nModelError: no such folder"
     seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", failure)]
     with pytest.raises(SkimError, match="the deployment did not start: no such folder"):
-        awaited_start.await_running(APP_NAME, print, {})
+        status.await_running(APP_NAME, print, {})
 
 
 def test_a_start_that_its_limit_ended_says_so(seen, monkeypatch):
     """Serve knows only that the worker process died."""
     seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", f"A replica {FAILED_START}. Retrying. Error:\n)")]
     noted = FailedStart(1, "the engine did not start within 90 s", 0.0)
-    monkeypatch.setattr(awaited_start, "last_failed_start", lambda app, pool: {"speculator": noted}.get(pool))
+    monkeypatch.setattr(status, "last_failed_start", lambda app, pool: {"speculator": noted}.get(pool))
     with pytest.raises(SkimError, match="the deployment did not start: the engine did not start within 90 s"):
-        awaited_start.await_running(APP_NAME, print, {})
+        status.await_running(APP_NAME, print, {})
 
 
 def failed_start(pid, error):
@@ -217,7 +217,7 @@ def test_a_failure_from_before_the_change_is_no_failure_of_the_change(seen):
     """The cause is mended and no setting has changed: Serve keeps the old message until the next start has ended."""
     old = failed_start(7, "no such folder")
     seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", old)] * 2 + [("RUNNING", "HEALTHY", "UNSPECIFIED")]
-    awaited_start.await_running(APP_NAME, lambda line: None, {"speculator": old})
+    status.await_running(APP_NAME, lambda line: None, {"speculator": old})
     assert seen == []
 
 
@@ -226,22 +226,22 @@ def test_a_failure_after_the_change_is_reported(seen, error):
     old, new = failed_start(7, "no such folder"), failed_start(8, error)
     seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", message) for message in (old, new)]
     with pytest.raises(SkimError, match=f"the deployment did not start: {error}"):
-        awaited_start.await_running(APP_NAME, print, {"speculator": old})
+        status.await_running(APP_NAME, print, {"speculator": old})
 
 
 def test_the_messages_before_a_change(seen):
     seen += [("UNHEALTHY", "UNHEALTHY", "HEALTH_CHECK_FAILED", "it died")]
-    assert awaited_start.messages(APP_NAME) == {"speculator": "it died", "target": ""}
+    assert status.messages(APP_NAME) == {"speculator": "it died", "target": ""}
 
 
 def test_no_messages_before_the_first_deployment(cluster):
-    assert awaited_start.messages(APP_NAME) == {}
+    assert status.messages(APP_NAME) == {}
 
 
 def test_a_slow_start_does_not(seen):
     slow = "Deployment 'target' has 1 replicas that have taken more than 30s to initialize."
     seen += [("DEPLOYING", "UPDATING", "CONFIG_UPDATE_STARTED", slow), ("RUNNING", "HEALTHY", "UNSPECIFIED")]
-    awaited_start.await_running(APP_NAME, lambda line: None, {})
+    status.await_running(APP_NAME, lambda line: None, {})
 
 
 def test_serve_still_says_so_of_a_failed_start():
@@ -269,11 +269,11 @@ def test_a_first_deployment_that_fails_is_taken_away_and_a_change_is_not(cluster
 )
 def test_a_deployment_is_ready_when_its_routers_are(monkeypatch, problems, ready):
     answer = SimpleNamespace(results=lambda: problems)
-    monkeypatch.setattr(awaited_start, "app_handle", lambda name: SimpleNamespace(broadcast=lambda method: answer))
-    assert awaited_start._routers_are_ready(APP_NAME) == ready
+    monkeypatch.setattr(status, "app_handle", lambda name: SimpleNamespace(broadcast=lambda method: answer))
+    assert status._routers_are_ready(APP_NAME) == ready
     problems.append(("two tokenizers", True))
     with pytest.raises(SkimError, match="the deployment did not start: two tokenizers"):
-        awaited_start._routers_are_ready(APP_NAME)
+        status._routers_are_ready(APP_NAME)
 
 
 @pytest.mark.parametrize("name", [APP_NAME, "skim-batch-1"])
