@@ -37,9 +37,7 @@ from router.decision.ledger import BLOCK_TOKENS
 from router.dispatch.parts import Parts
 from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome
-from router.pools.answer_record import AnswerRecord
-from router.pools.background_tasks import BackgroundTasks
-from router.pools.migration import ReplicaLostError
+from router.pools.migration import AnswerRecord, ReplicaLostError
 from skim_common.errors import SkimError
 
 logger = logging.getLogger(__name__)
@@ -94,7 +92,6 @@ class CatchUps:
         self._conversations = Conversations(self._clock)
         self._waiting: deque[Reading] = deque()
         self._running: list[Reading] = []
-        self._tasks = BackgroundTasks()
         self._read: LRUCache[bytes, None] = LRUCache(PREFIXES)
         self._numbers = count()
         self._streams, self._closed = 0, False
@@ -193,7 +190,7 @@ class CatchUps:
         while self._waiting and len(self._running) < max(1, int(self._parts.pools.replicas("target"))):
             reading = self._waiting.popleft()
             self._running.append(reading)
-            reading.task = self._tasks.start(self._run(reading))
+            reading.task = self._parts.background.start(self._run(reading))
 
     def _cancel(self, reading: Reading, why: str) -> None:
         if reading.task is not None:

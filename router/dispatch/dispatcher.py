@@ -17,7 +17,7 @@ from router.dispatch.select import TokenBudget, check_loss, explain, select
 from router.dispatch.state import CallState, Outcome
 from router.dispatch.telemetry import record_decision
 from router.options.errors import RefusedError
-from router.pools.answer_record import AnswerRecord
+from router.pools.migration import AnswerRecord
 from skim_common.errors import DeadlineError, EngineUnavailableError, InvalidRequestError
 
 

@@ -15,8 +15,7 @@ from router.dispatch.parts import Parts
 from router.dispatch.state import Outcome
 from router.dispatch.telemetry import GENERATE, note_prompt
 from router.options.headers import TIMING_PARTS, TOTAL, add_prefill
-from router.pools.answer_record import AnswerRecord
-from router.pools.migration import DeadlyRequestError, GivenUpError, Migration, ReplicaLostError, migrate
+from router.pools.migration import AnswerRecord, DeadlyRequestError, GivenUpError, Migration, ReplicaLostError, migrate
 
 
 async def generate(

@@ -1,5 +1,10 @@
 """What the stages of a prompt work with."""
 
+import asyncio
+from collections.abc import Coroutine
+from contextvars import Context
+from typing import Any
+
 from actors.observability.metrics import Meter
 from router.admission.controller import Admission
 from router.decision.forecast import Forecaster
@@ -8,9 +13,23 @@ from router.dispatch.telemetry import ClientMetrics
 from router.explain.log import RequestLog
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
-from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Pools
 from router.pools.prefix_affinity import PrefixKeys
+
+
+class BackgroundTasks:
+    """Work that outlives the request that starts it, so that no client waits for it."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` in a context of its own: Serve cancels the calls of a request that ends, and finds them by
+        context."""
+        task = asyncio.create_task(work, context=Context())
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
 
 
 class Parts:

@@ -56,16 +56,12 @@ class AffinityRouter(RequestRouter):
 
     def _by_prefix(self, key: str, replicas: list[RunningReplica]) -> list[list[RunningReplica]]:
         """One rank for each replica within the bound, in the order of the key, and one with all others."""
-        loads = {replica.replica_id: self._load(replica) for replica in replicas}
-        most = {replica.replica_id: replica.max_ongoing_requests for replica in replicas}
+        # What a replica runs of all routers, by its last answer to this one; 0 if that is too old.
+        loads = {one.replica_id: self.replica_queue_len_cache.get(one.replica_id) or 0 for one in replicas}
+        most = {one.replica_id: one.max_ongoing_requests for one in replicas}
         current = self.curr_replicas
         within, beyond = ([current[one] for one in part if one in current] for part in preferred(key, loads, most))
-        ranks = [[replica] for replica in within]
-        return [*ranks, beyond] if beyond else ranks
-
-    def _load(self, replica: RunningReplica) -> int:
-        """Requests that the replica runs, of all routers, by its last answer to this one; 0 if that is too old."""
-        return self.replica_queue_len_cache.get(replica.replica_id) or 0
+        return [*([replica] for replica in within), *([beyond] if beyond else [])]
 
     async def _choose_replica_for_request(self, pending_request: PendingRequest, *, is_retry: bool = False) -> Any:
         """Remember the replica before it has accepted the call.

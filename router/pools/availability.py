@@ -11,8 +11,8 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from contextvars import Context
+from typing import NamedTuple
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -20,7 +20,6 @@ from ray.serve.handle import DeploymentHandle
 from actors.lifecycle.starts import READ_PERIOD_S, failed_probes
 from actors.observability.metrics import Meter
 from actors.ray_hooks.serve import Controller
-from router.pools.background_tasks import BackgroundTasks
 from router.pools.interface import Admitted
 from skim_common.errors import EngineUnavailableError
 
@@ -44,8 +43,7 @@ class PoolDownError(EngineUnavailableError):
         self.retry_after_s = min(max(1, math.ceil(down_s)), LONGEST_RETRY_S)
 
 
-@dataclass(frozen=True, slots=True)
-class Replicas:
+class Replicas(NamedTuple):
     """The number of replicas that a pool should have, and of those that serve."""
 
     configured: int
@@ -125,7 +123,6 @@ class ColdStart:
 
     def __init__(self, handles: Mapping[str, DeploymentHandle], on_answer: Callable[[str], None]) -> None:
         self._handles, self._on_answer = handles, on_answer
-        self._background = BackgroundTasks()
         self._calls: dict[tuple[str, ...], asyncio.Task[None]] = {}
         self._wishes: defaultdict[tuple[str, ...], set[Admitted]] = defaultdict(set)
 
@@ -138,7 +135,8 @@ class ColdStart:
         if admitted is not None:
             self._wishes[pools].add(admitted)
         if pools not in self._calls or self._calls[pools].done():
-            self._calls[pools] = self._background.start(self._call(pools))
+            # In a context of its own: Serve cancels the calls of a request that ends, and finds them by context.
+            self._calls[pools] = asyncio.create_task(self._call(pools), context=Context())
 
     def forget(self, admitted: Admitted) -> None:
         """The request of `admitted` waits no longer. A call may wait for minutes and must not keep it so long."""
@@ -153,12 +151,11 @@ class ColdStart:
 
     async def _answers(self, pool: str) -> bool:
         """Whether the pool answers. A call that fails is of no consequence: the next request makes another."""
-        try:
+        with suppress(Exception):
             await self._handles[pool].info.remote()
-        except Exception:
-            return False
-        self._on_answer(pool)
-        return True
+            self._on_answer(pool)
+            return True
+        return False
 
 
 async def watch_pools(
@@ -197,19 +194,14 @@ class ServeState:
 
     async def __call__(self) -> Mapping[str, Replicas]:
         """The replicas by deployment. Raises RayError or ValueError if there is no controller."""
-        return replicas_of(await self._controller.deployments(self._app))
+        return {
+            name: Replicas(
+                configured=details["target_num_replicas"],
+                running=sum(replica["state"] == "RUNNING" for replica in details["replicas"]),
+            )
+            for name, details in (await self._controller.deployments(self._app)).items()
+        }
 
     async def probes(self) -> Mapping[str, str]:
         """`failed_probes` of the application, read in a thread: it waits for Ray's head."""
         return await asyncio.to_thread(failed_probes, self._app)
-
-
-def replicas_of(deployments: Mapping[str, Mapping[str, Any]]) -> dict[str, Replicas]:
-    """The counts by deployment. deployments: of ray.serve.schema.ApplicationDetails."""
-    return {
-        name: Replicas(
-            configured=found["target_num_replicas"],
-            running=sum(replica["state"] == "RUNNING" for replica in found["replicas"]),
-        )
-        for name, found in deployments.items()
-    }

@@ -35,10 +35,9 @@ from kv_transfer.messages import (
 from kv_transfer.reply_pieces import PieceJoiner
 from router.admission.intake_lock import IntakeLock
 from router.pools.affinity_router import by_prefix, where
-from router.pools.answer_record import AnswerRecord, in_larger_messages
 from router.pools.availability import ColdStart, PoolDownError, PoolStates
 from router.pools.interface import Admitted, Problem, unwatched
-from router.pools.migration import ReplicaLostError, migrate
+from router.pools.migration import AnswerRecord, ReplicaLostError, in_larger_messages, migrate
 from skim_common.errors import (
     DeadlineError,
     EngineUnavailableError,
@@ -102,9 +101,10 @@ class ServePools:
         if "target" not in self._handles:
             self.target = self.speculator = await self._info("speculator")
             return
-        self.target, speculator = await asyncio.gather(self._info("target"), self._info_while_up("speculator"))
+        self.target, speculator = await asyncio.gather(self._info("target"), self._speculator_info())
         if speculator is not None:
-            self._meet(speculator)
+            check_pair(speculator, self.target)
+            self.speculator = speculator
         elif self._meeting is None:
             logger.warning("the router starts without the speculator, whose pool is down")
             self.problem = Problem("waiting for a replica of the speculator pool; `skim status` says what keeps it")
@@ -122,24 +122,21 @@ class ServePools:
         self._states.answered(pool)
         return info
 
-    async def _info_while_up(self, pool: str) -> ModelInfo | None:
+    async def _speculator_info(self) -> ModelInfo | None:
         """None if the pool is down."""
         try:
-            async with self._states.while_up(pool):
-                return await self._info(pool)
+            async with self._states.while_up("speculator"):
+                return await self._info("speculator")
         except PoolDownError:
             return None
-
-    def _meet(self, speculator: ModelInfo) -> None:
-        check_pair(speculator, self.target)
-        self.speculator = speculator
 
     async def _meet_later(self) -> None:
         """Until the speculator pool answers, or its model does not fit."""
         while True:
             try:
-                self._meet(await self._info("speculator"))
-                self.problem = Problem()
+                speculator = await self._info("speculator")
+                check_pair(speculator, self.target)
+                self.speculator, self.problem = speculator, Problem()
                 return
             except EngineUnavailableError:
                 await asyncio.sleep(MEET_PAUSE_S)
@@ -167,15 +164,12 @@ class ServePools:
         self._check("speculator")
         if self.problem.text is not None:
             raise PoolDownError("the speculator pool is not connected yet")
-        response = _preferring(self._streaming["speculator"], "select", request).remote(encode(request))
+        response = self._call("speculator", "select", request)
         alarm = asyncio.get_running_loop().call_later(WAKE_AFTER_S, self._wake_target, admitted) if answers else None
         try:
             async with self._states.while_up("speculator"):
                 reply = await anext(response, b"")
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
-        except PoolDownError:
+        except (asyncio.CancelledError, PoolDownError):
             response.cancel()
             raise
         except (RayError, RayServeException, grpc.RpcError) as error:
@@ -187,6 +181,11 @@ class ServePools:
         selection = decode(reply, Selection)
         self._states.answered("speculator")
         return selection
+
+    def _call(self, pool: str, method: str, request: SelectRequest | GenerateRequest) -> DeploymentResponseGenerator:
+        """The stream of one replica: one that the request prefers."""
+        wish = by_prefix(request.envelope.affinity, request.request_id)
+        return self._streaming[pool].options(method_name=method, session_id=wish).remote(encode(request))
 
     def _wake_target(self, admitted: Admitted) -> None:
         """Make Serve start an empty target pool now, not after the selection."""
@@ -204,11 +203,10 @@ class ServePools:
         self, request: GenerateRequest, admitted: Admitted = unwatched
     ) -> AsyncGenerator[GenerateOutput, None]:
         self._check("target")
-        first: GenerateOutput | None = None
         # vLLM computes prompt log probabilities during prefill, so such a request is not split.
         scores = request.scored or request.sampling.get("prompt_logprobs") is not None
-        if "prefill" in self._handles and not scores:
-            first = await self._prefilled(request, admitted)
+        splits = "prefill" in self._handles and not scores
+        first = await self._prefilled(request, admitted) if splits else None
         if first is not None:
             request = replace(request, kv_blocks=first.kv_blocks)
         async with aclosing(self._outputs("target", request, admitted)) as outputs:
@@ -220,11 +218,10 @@ class ServePools:
         """The output of the prefill leg. None if it failed: the decode half then prefills the prompt itself."""
         # The decode leg samples the first token of the answer itself.
         leg = replace(request, sampling=dict(READ_ONLY), prefill_only=True, answered=0)
-        attempt = partial(self._outputs, "prefill", admitted=admitted)
         try:
             self._check("prefill")
-            async with aclosing(migrate(AnswerRecord(leg), attempt, enabled=False)) as outputs:
-                received = [output async for output in outputs]
+            attempt = partial(self._outputs, "prefill", admitted=admitted)
+            received = [output async for output in migrate(AnswerRecord(leg), attempt, enabled=False)]
         except (InvalidRequestError, DeadlineError):
             raise
         except SkimError as error:
@@ -245,7 +242,7 @@ class ServePools:
     ) -> AsyncGenerator[GenerateOutput, None]:
         """The outputs of one replica of the pool."""
         request = replace(request, sampling=in_larger_messages(request.sampling, self._message_tokens()))
-        response = _preferring(self._streaming[pool], "generate", request).remote(encode(request))
+        response = self._call(pool, "generate", request)
         self._running += 1
         accepted = False
         try:
@@ -294,11 +291,6 @@ class ServePools:
             raise EngineUnavailableError(
                 "the target replica sent an unexpected first message; router and target run different versions"
             )
-
-
-def _preferring(handle: DeploymentHandle, method: str, request: SelectRequest | GenerateRequest) -> DeploymentHandle:
-    """The handle of one method, for the replicas that the request prefers."""
-    return handle.options(method_name=method, session_id=by_prefix(request.envelope.affinity, request.request_id))
 
 
 def _with_prefill(output: GenerateOutput, prefill: GenerateOutput) -> GenerateOutput:

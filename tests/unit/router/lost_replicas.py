@@ -8,8 +8,7 @@ import numpy as np
 from benchmarks.mock_engines.target import MockTarget
 from kv_transfer.codec import decode, encode
 from kv_transfer.messages import DELTA, GenerateOutput, GenerateRequest, KeptPrompt
-from router.pools.answer_record import AnswerRecord
-from router.pools.migration import Migration, ReplicaLostError, migrate
+from router.pools.migration import AnswerRecord, Migration, ReplicaLostError, migrate
 
 PROMPT = KeptPrompt(np.array([20, 21, 22], np.int32), np.array([0, 4, 9], np.int32), 10)
 
@@ -53,7 +52,7 @@ async def run(replicas: Replicas, prompt: KeptPrompt = PROMPT, **sampling: objec
 
 
 def told(outputs: list[GenerateOutput], kind: int = DELTA) -> dict[int, tuple[object, ...]]:
-    """Of each answer: its tokens, text, logprobs, and end. kind: of the outputs; all but DELTA repeat what was sent."""
+    """Of each answer: its tokens, text, logprobs, and end. kind: of the outputs."""
     indices = sorted({c.index for o in outputs for c in o.completions})
     parts = {i: [c for o in outputs for c in o.completions if c.index == i] for i in indices}
     if kind != DELTA:

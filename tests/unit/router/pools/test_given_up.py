@@ -7,8 +7,15 @@ import pytest
 from benchmarks.mock_engines.target import MockTarget
 from kv_transfer.messages import GenerateRequest
 from router.options.errors import HttpError
-from router.pools.answer_record import AnswerRecord
-from router.pools.migration import HANDOVER_PAUSE_S, MAX_DEATHS, MAX_REFUSALS, DeadlyRequestError, GivenUpError, migrate
+from router.pools.migration import (
+    HANDOVER_PAUSE_S,
+    MAX_DEATHS,
+    MAX_REFUSALS,
+    AnswerRecord,
+    DeadlyRequestError,
+    GivenUpError,
+    migrate,
+)
 from skim_common.errors import EngineUnavailableError
 from tests.unit.router.conftest import MODELS
 from tests.unit.router.lost_replicas import PROMPT, Replicas, run, told

@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.mock_engines.target import MockTarget
 from kv_transfer.messages import (
-    CUMULATIVE,
     DELTA,
     FINAL_ONLY,
     Completion,
@@ -19,8 +18,7 @@ from kv_transfer.messages import (
     KeptPrompt,
     TokenLogprob,
 )
-from router.pools.answer_record import AnswerRecord
-from router.pools.migration import Migration, ReplicaLostError, migrate
+from router.pools.migration import AnswerRecord, Migration, ReplicaLostError, migrate
 from skim_common.errors import EngineUnavailableError
 from tests.unit.router.conftest import MODELS, until
 from tests.unit.router.lost_replicas import PROMPT, Replicas, run, told
@@ -38,7 +36,7 @@ SAMPLINGS = {
 }
 
 
-@pytest.mark.parametrize("kind", [DELTA, CUMULATIVE, FINAL_ONLY])
+@pytest.mark.parametrize("kind", [DELTA, FINAL_ONLY])
 @pytest.mark.parametrize("name", SAMPLINGS)
 async def test_the_outputs_are_those_of_an_undisturbed_run(engine: MockTarget, name: str, kind: int) -> None:
     """Lost after any number of outputs, up to four times in one answer: by death once."""
@@ -138,7 +136,7 @@ def output(*ids: int, cumulative: float | None = None, reason: str | None = None
 DIED = ReplicaLostError("died", accepted=True)
 
 
-@pytest.mark.parametrize("kind", [DELTA, CUMULATIVE, FINAL_ONLY])
+@pytest.mark.parametrize("kind", [DELTA, FINAL_ONLY])
 async def test_once_only_fields_come_from_the_first_output_and_probabilities_add_up(kind: int) -> None:
     """prompt_logprobs, times and cached tokens are those of the replica that read the prompt first."""
     prompt_logprobs = [None, [TokenLogprob(21, -1.0)], [TokenLogprob(22, -1.0)]]
@@ -159,10 +157,9 @@ async def test_once_only_fields_come_from_the_first_output_and_probabilities_add
         assert len(outputs[-1].completions[0].logprobs) == 3
 
 
-@pytest.mark.parametrize("kind", [CUMULATIVE, FINAL_ONLY])
-async def test_cached_tokens_that_only_the_first_output_tells_are_not_lost(kind: int) -> None:
+async def test_cached_tokens_that_only_the_first_output_tells_are_not_lost() -> None:
     generate, _ = scripted([output(5, cached_tokens=2), output(6), output(7, reason="length")])
-    request = GenerateRequest("r", KeptPrompt.dense([1, 2, 3]), {"output_kind": kind})
+    request = GenerateRequest("r", KeptPrompt.dense([1, 2, 3]), {"output_kind": FINAL_ONLY})
     outputs = [o async for o in migrate(AnswerRecord(request), generate, lambda move: None)]
     assert [o.cached_tokens for o in outputs] == [2] * len(outputs)
 
@@ -221,7 +218,7 @@ async def test_random_histories_lose_nothing(engine: MockTarget, requests: int) 
     """With random fields and random losses."""
     rng = random.Random(11)
     for _ in range(requests):
-        kind = rng.choice([DELTA, CUMULATIVE, FINAL_ONLY])
+        kind = rng.choice([DELTA, FINAL_ONLY])
         sampling = {"max_tokens": rng.randint(1, 25), "output_kind": kind}
         quiet, _ = await run(Replicas(engine), **sampling)
         lives = [rng.randint(1, 8) for _ in range(rng.randint(1, 6))]
@@ -252,3 +249,15 @@ async def test_several_answers_begin_again_and_are_not_continued(engine: MockTar
     else:
         assert len(told((await run(replicas, n=3, max_tokens=5))[0])) == 3
     assert len(replicas.requests) == asked
+
+
+@pytest.mark.parametrize("kind", [DELTA, FINAL_ONLY])
+async def test_the_tokens_of_the_first_answer(engine: MockTarget, kind: int) -> None:
+    record = AnswerRecord(GenerateRequest("r", PROMPT, {"max_tokens": 40, "output_kind": kind}))
+    sizes = [record.first_token_ids.size]
+    async for output in engine.generate(record.asked):
+        record.add(output)
+        sizes.append(record.first_token_ids.size)
+    assert sizes[:2] == [0, 1]
+    [answer], _ = await run(Replicas(engine), max_tokens=40, output_kind=FINAL_ONLY)
+    assert np.array_equal(record.first_token_ids, answer.completions[0].token_ids)
