@@ -40,7 +40,9 @@ class HeadProfile(BaseModel):
     """The retrieval heads of one model.
 
     fingerprint: `speculator_service.model` of the model. question, last: the weights of the rows of the question
-    and of the last prompt token. model, made: for people; the model's name, and how the profile was made.
+    and of the last prompt token. gain_over_words: the share of the evidence that heads and words keep at keep rate 0.1,
+    less that of words alone, on questions of people (`skim heads --questions`); None: not measured. model, made: for
+    people; the model's name, and how the profile was made.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -50,6 +52,7 @@ class HeadProfile(BaseModel):
     question: float = Field(ge=0, allow_inf_nan=False)
     last: float = Field(ge=0, allow_inf_nan=False)
     heads: tuple[Head, ...] = Field(min_length=1)
+    gain_over_words: float | None = Field(None, ge=-1, le=1)
     made: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
