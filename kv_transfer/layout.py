@@ -49,6 +49,9 @@ class TextLayout:
     questions: spans that can be the task of the prompt, wherever they stand, sorted and apart. A token's score is the
     best over them.
     frame: for `read: windows`; None: the prompt is read as a whole.
+    placed: how well words place the question, 0 to 1: the share of the weight of its terms (their rarity, as in BM25)
+    that the passage around the best unit holds. Terms that the text lacks weigh most. Of several questions, of the one
+    that words say most of. 0 where no word is shared.
     """
 
     protected: Int32Array = field(default_factory=no_pairs)
@@ -62,6 +65,7 @@ class TextLayout:
     links: Int32Array = field(default_factory=no_pairs)
     questions: Int32Array = field(default_factory=no_pairs)
     frame: Frame | None = None
+    placed: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("protected", "rate_spans", "links", "questions"):
@@ -108,7 +112,7 @@ class TextLayout:
     @property
     def nbytes(self) -> int:
         """Bytes of what grows with the prompt."""
-        return sum(getattr(self, part.name).nbytes for part in fields(self) if part.name != "frame")
+        return sum(getattr(getattr(self, part.name), "nbytes", 0) for part in fields(self))
 
 
 NO_LAYOUT = TextLayout()

@@ -149,11 +149,12 @@ def word_scores(
     gaps: Int32Array,
     droppable: npt.NDArray[np.bool_],
     questions: Sequence[tuple[int, int]],
-) -> Float32Array:
+) -> tuple[Float32Array, float]:
     """The score of each unit with the passage around it, float32 [U], not negative: the best over the questions, each
     by the square root of its number of terms. So one with many terms, such as a list of rules, hides no short one.
-
     0 without a shared term near, and for units that cannot be dropped.
+
+    And how well words place the questions, as TextLayout.placed.
 
     text, codes, begins, droppable: as in `gaps_of`. tokens: of each unit [U]. gaps: by `gaps_of`. questions: character
     ranges.
@@ -179,23 +180,31 @@ def word_scores(
     own = np.zeros((begins.size, 1 + rarest.size))
     own[:, 0] = words
     own[unit[chosen], 1 + np.searchsorted(rarest, term[chosen])] = counts[chosen]
-    weights = _bm25(spread(own, tokens, gaps), holding[rarest], droppable)
-    best = np.zeros(begins.size)
+    near, rarity = spread(own, tokens, gaps), _rarity(holding[rarest], int(droppable.sum()))
+    weights, held_near = _bm25(near, rarity, droppable), near[:, 1:].clip(max=1) * rarity * droppable[:, None]
+    best, placed = np.zeros(begins.size), 0.0
     for of_one in asked:
-        found = weights[:, np.isin(terms[rarest], of_one)].sum(1)
-        best = np.maximum(best, found / max(1, of_one.size) ** 0.5)
-    return best.astype(np.float32)
+        columns = np.isin(terms[rarest], of_one)
+        scores = weights[:, columns].sum(1) / max(1, of_one.size) ** 0.5
+        if scores.max(initial=0) > best.max(initial=0):
+            absent = (of_one.size - columns.sum()) * _rarity(np.zeros(1), int(droppable.sum()))[0]
+            placed = held_near[:, columns].sum(1).max() / (rarity[columns].sum() + absent)
+        best = np.maximum(best, scores)
+    return best.astype(np.float32), float(placed)
+
+
+def _rarity(holding: npt.NDArray[np.number], units: int) -> npt.NDArray[np.float64]:
+    """What terms weigh that so many of the units hold [T]."""
+    return np.log1p((units - holding + 0.5) / (holding + 0.5))
 
 
 def _bm25(
-    around: npt.NDArray[np.float64], holding: npt.NDArray[np.integer], droppable: npt.NDArray[np.bool_]
+    around: npt.NDArray[np.float64], rarity: npt.NDArray[np.float64], droppable: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float64]:
     """What each term says of each unit [U, T]. around: the words of each unit and how often it has each term, or both
-    spread over its passage [U, 1 + T]. holding: units that hold each term [T], not 0."""
-    units = int(droppable.sum())
-    if not holding.size:
+    spread over its passage [U, 1 + T]. rarity: of each term [T]."""
+    if not rarity.size:
         return np.zeros((droppable.size, 0))
-    rarity = np.log1p((units - holding + 0.5) / (holding + 0.5))
     words, counts = around[:, :1], around[:, 1:]
     sizes = 1 - B + B * words / words[droppable].mean()
     return counts * ((K1 + 1) * rarity * droppable[:, None]) / (counts + K1 * sizes)

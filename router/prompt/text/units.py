@@ -108,7 +108,8 @@ def _words_of(
     headings: Int32Array,
     protected: Sequence[Span],
 ) -> dict[str, Any]:
-    """The fields `gaps` and `words`. protected: as in `text_units`. A short label counts with the text after it."""
+    """Of the layout: `gaps`, `words`, `placed`. A short label counts with the text after it. protected: as in
+    `text_units`."""
     tokens = np.diff(starts, append=len(ranges))
     begins_text = headings != np.arange(starts.size) - 1
     begins_text[1:] |= tokens[:-1] >= MIN_TOKENS
@@ -121,8 +122,9 @@ def _words_of(
     words = words_of(codes)
     gaps = gaps_of(words, codes, begins, indents, droppable)
     asked = [(int(ranges[first, 0]), int(ranges[last - 1, 1])) for first, last in layout.questions.tolist()]
-    scores = word_scores(words, codes, begins, tokens, gaps, droppable, asked)
-    return {"gaps": np.where(begins_text, gaps[text_of], 0).astype(np.int32), "words": scores[text_of]}
+    scores, placed = word_scores(words, codes, begins, tokens, gaps, droppable, asked)
+    gaps = np.where(begins_text, gaps[text_of], 0).astype(np.int32)
+    return {"gaps": gaps, "words": scores[text_of], "placed": placed}
 
 
 def text_units(

@@ -104,6 +104,7 @@ def select_requests(draw):
         draw(pairs),
         draw(pairs),
         draw(st.none() | frames),
+        draw(st.floats(0, 1)),
     )
     salt = draw(st.none() | names)
     return SelectRequest(

@@ -8,7 +8,15 @@ from router.prompt.text.codes import codes_of
 from router.prompt.text.lexical import APART, BLANK_LINE, OTHER, gaps_of, word_scores, words_of
 
 
-def scored(units, *questions, gaps=APART, droppable=None):
+def scored(units, *questions, **given):
+    return found_in(units, *questions, **given)[0]
+
+
+def placed(units, *questions, **given):
+    return found_in(units, *questions, **given)[1]
+
+
+def found_in(units, *questions, gaps=APART, droppable=None):
     text = "".join(units)
     starts = np.cumsum([0, *map(len, units)])[:-1]
     places, whole = [], text
@@ -19,10 +27,10 @@ def scored(units, *questions, gaps=APART, droppable=None):
     may_drop = np.append(np.ones(len(units), bool) if droppable is None else droppable, False)
     between = np.append(np.full(len(units), gaps), APART)
     codes = codes_of(whole)
-    found = word_scores(
+    scores, share = word_scores(
         words_of(codes), codes, begins, np.full(begins.size, 10), between.astype(np.int32), may_drop, places
     )
-    return found[:-1]
+    return scores[:-1], share
 
 
 UNITS = ["The committee argued about fees. ", "It met on Monday. ", "Nobody spoke of birds. ", "A dog slept. "] * 3
@@ -75,6 +83,23 @@ def test_scripts_without_spaces_are_compared_by_pairs(text, question):
 
 def test_what_may_not_be_dropped_has_no_score():
     assert scored(UNITS[:4], "Who argued?", droppable=[False, True, True, True])[0] == 0
+
+
+def test_a_question_is_placed_by_the_rare_terms_of_one_passage():
+    assert placed(UNITS, "What did the committee argue about fees?") == pytest.approx(1)
+    assert placed(UNITS, "Which giraffe ran?") == placed(UNITS) == 0
+    apart, near = (placed(UNITS[:4], "Does a dog argue?", gaps=gaps) for gaps in (APART, 0))
+    assert apart == pytest.approx(0.5)
+    assert 0.5 < near < 1
+    # What the text lacks is rarer than all that it has.
+    assert placed(UNITS[:4], "Did a giraffe argue?") < 0.5
+
+
+def test_of_several_questions_the_one_counts_that_words_say_most_of():
+    rules = "Write a list without headings, in lower case, and sign it. Dogs are fine."
+    alone = placed(UNITS, "The committee argued.")
+    assert placed(UNITS, "The committee argued.", rules) == placed(UNITS, rules, "The committee argued.") == alone
+    assert placed(UNITS, rules) < 0.3 < alone
 
 
 def gaps_in(units, indents=None, droppable=None):
