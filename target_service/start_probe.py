@@ -11,9 +11,8 @@ import numpy as np
 
 from kv_transfer.messages import GenerateRequest, KeptPrompt
 from kv_transfer.options import DecodeOptions
-from skim_common.models.info import text_config
+from skim_common.models.info import load_tokenizer, text_config
 from target_service.engine import TargetEngine
-from vllm_hooks.needle_prompt import needle_prompts
 
 CANDIDATES = 20
 """So many of the most probable next tokens are compared: as many as vLLM shows by default. Fewer if the engine shows
@@ -22,6 +21,8 @@ FEWEST = 5
 SAME, OTHER = 0.2, 0.4
 """`_distance` up to which two answers count as one, and from which on as two."""
 SHIFT = 64
+TEXT = "The secret word of the harbour is marble.\nThe secret word of the harbour is"
+"""Two lines, so that the next token is likely."""
 
 Distribution = Mapping[int, float]
 """The probabilities of the most probable next tokens, by token id."""
@@ -34,8 +35,7 @@ async def find_failure(engine: TargetEngine, model: str, *, max_logprobs: int = 
     for the prompts, or shows fewer than FEWEST candidates, is trusted. Raises SkimError if the engine fails.
     """
     candidates = CANDIDATES if max_logprobs < 0 else min(CANDIDATES, max_logprobs)
-    text = needle_prompts(model)[0]
-    tokens = np.concatenate([text.token_ids[slice(*span)] for span in (text.needle, text.question)])
+    tokens = np.array(load_tokenizer(model)(TEXT, add_special_tokens=False).input_ids, np.int32)
     # The same tokens in the same order, at seeded positions that make another text of them.
     positions = np.random.default_rng(0).permutation(4 * tokens.size)[: tokens.size].astype(np.int32)
     length = 4 * int(tokens.size)

@@ -1,6 +1,5 @@
-"""What both services do to vLLM: restored positions, position-aware block hashes, start of an engine, adapters; and the
-prompt by which they find out whether that works.
+"""What both services do to vLLM: restored positions, position-aware block hashes, start of an engine, adapters.
 
-Not here: hooks of one service alone. This file, `start_up.py` and `needle_prompt.py` do not import vLLM at module
-level: vLLM itself imports the first two in each of its processes.
+Not here: hooks of one service alone. This file and `start_up.py` do not import vLLM at module level: vLLM itself
+imports them in each of its processes.
 """

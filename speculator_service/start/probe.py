@@ -10,7 +10,7 @@ from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
 from speculator_service.engine import SpeculatorEngine, TooLongError
 from speculator_service.service import SpeculatorService
-from vllm_hooks.needle_prompt import needle_prompts
+from speculator_service.start.needle_prompt import needle_prompts
 
 KEEP_RATE = 1 / 6
 """Scores that say nothing keep all three facts in one start of 200."""

@@ -15,8 +15,8 @@ from speculator_service.model import model_fingerprint
 from speculator_service.scoring.heads import Head, HeadProfile, head_weights, load, row_weights, save, saved_file
 from speculator_service.start import find_heads as module
 from speculator_service.start.find_heads import COUNT, ensure_heads, find_heads, head_prompts
+from speculator_service.start.needle_prompt import needle_prompts
 from tests.unit.conftest import MODELS
-from vllm_hooks.needle_prompt import needle_prompts
 
 MODEL = str(MODELS / "speculator")
 LAYERS, HEADS = 10, 4

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from speculator_service.start.needle_prompt import FACTS, FILLER_LINES, needle_prompts
 from tests.unit.conftest import MODELS
-from vllm_hooks.needle_prompt import FACTS, FILLER_LINES, needle_prompts
 
 
 @pytest.fixture(scope="module")

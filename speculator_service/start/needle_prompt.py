@@ -1,7 +1,6 @@
-"""A short prompt with facts among filler, by which a pool finds at its start whether it can be trusted.
+"""Short prompts with one fact among filler, in any model's tokens: what a speculator must find at its start.
 
-A raw text that ends in the middle of a sentence: every causal language model can continue it, with or without a chat
-template. The lines are tokenized one by one, so that each is a unit of whole tokens.
+Lines are tokenized one by one, so that each is a unit of whole tokens.
 """
 
 import random
@@ -33,10 +32,8 @@ _TIMES = ("before noon", "after the rain", "on Monday", "last winter", "in the e
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeedlePrompt:
-    """The prompt about one fact. token_ids: int32 [M]. starts: int32 [U], the first token of each line or other part.
-
-    needle, question: half-open token ranges, the fact's line and the line that asks for it. In `needle_prompts` a
-    beginning-of-text token belongs to the first line, which is filler.
+    """token_ids: int32 [M]. starts: int32 [U], the first token of each line or other part. needle, question: half-open
+    token ranges, the fact and what asks for it.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -48,6 +45,7 @@ class NeedlePrompt:
 def needle_prompts(model: str) -> list[NeedlePrompt]:
     """One prompt per fact, in the tokens of `model` (a folder or a hub name); they differ in their last line alone.
 
+    A raw text that ends inside a sentence: every causal language model can continue it, also without a chat template.
     Raises ModelError for a tokenizer that cannot be used.
     """
     tokenizer = load_tokenizer(model)
