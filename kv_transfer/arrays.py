@@ -4,6 +4,7 @@ A span is a half-open range [start, end) of token positions in a prompt.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,19 +17,9 @@ Float32Array = npt.NDArray[np.float32]
 Span = tuple[int, int]
 
 
-def no_numbers() -> Int32Array:
-    """int32 [0]."""
-    return np.empty(0, np.int32)
-
-
-def no_pairs() -> Int32Array:
-    """int32 [0, 2]."""
-    return np.empty((0, 2), np.int32)
-
-
-def no_scores() -> Float32Array:
-    """float32 [0]."""
-    return np.empty(0, np.float32)
+no_numbers = partial(np.empty, 0, np.int32)
+no_pairs = partial(np.empty, (0, 2), np.int32)
+no_scores = partial(np.empty, 0, np.float32)
 
 
 def is_ascending(positions: Int32Array) -> bool:
@@ -53,7 +44,7 @@ def check_spans(spans: Iterable[Sequence[int]], prompt_tokens: int) -> None:
 
 
 def segments_of(positions: Int32Array) -> Int32Array:
-    """The runs of consecutive positions in `positions` [K], K > 0, as spans in the same order: int32 [S, 2]."""
+    """The runs of consecutive positions in `positions` [K], K > 0, as spans: int32 [S, 2]."""
     breaks = np.flatnonzero(positions[1:] != positions[:-1] + 1)
     starts, lasts = positions[np.r_[0, breaks + 1]], positions[np.r_[breaks, positions.size - 1]]
     return np.stack([starts, lasts + 1], 1)

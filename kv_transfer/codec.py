@@ -1,11 +1,10 @@
 """Messages as bytes: b"SKIM", version, message type, then the message in msgpack.
 
-An actor answers with a message or with an error. `decode` returns a message and raises an error. Bytes that are not a
-message of this version always raise WireError. Arrays are extension values, whose code gives the element type.
+An actor answers with a message or with an error, which `decode` raises. Bytes that are not a message of this version
+always raise WireError. Arrays are extension values, whose code gives the element type.
 """
 
 import struct
-from functools import lru_cache
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -52,8 +51,7 @@ _TYPES = {number: cls for cls, number in _NUMBERS.items()}
 
 # Kinds of arrays: int32 [N], int32 [N, 2] and float32 [N], in the byte order of all machines that vLLM runs on.
 _IDS, _PAIRS, _SCORES = 1, 2, 4
-_INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
-_KINDS = {(_INT32, 1): _IDS, (_INT32, 2): _PAIRS, (_FLOAT32, 1): _SCORES}
+_KINDS = {(np.dtype(np.int32), 1): _IDS, (np.dtype(np.int32), 2): _PAIRS, (np.dtype(np.float32), 1): _SCORES}
 
 Message = TypeVar("Message")
 
@@ -123,26 +121,16 @@ def _encode_hook(value: Any) -> Any:
 
 
 def _decode_hook(wanted: type, value: Any) -> Any:
-    if not isinstance(value, np.ndarray) and wanted in (SelectionOptions, DecodeOptions):
+    if wanted in (SelectionOptions, DecodeOptions):
         try:
-            return wanted.model_validate(value)
+            return wanted.model_validate(value)  # type: ignore[attr-defined]
         except ValidationError as e:
             raise ValueError(sentence(e)) from None
-    element = _element_of(wanted)
+    # From numpy 2.5 on, msgspec resolves `NDArray[np.int32]` to a generic type that is not equal to it.
+    [element] = get_args(get_args(wanted)[1])
     if getattr(value, "dtype", None) == element:
         return value
     raise ValueError(f"an array of {element.__name__} was expected, {type(value).__name__} came")
-
-
-@lru_cache
-def _element_of(array: Any) -> type:
-    """The element type of an array's annotation, such as np.int32.
-
-    From numpy 2.5 on, msgspec resolves `NDArray[np.int32]` to a generic type that is not equal to it.
-    """
-    _, dtype = get_args(array)
-    [element] = get_args(dtype)
-    return element  # type: ignore[no-any-return]
 
 
 def _flat_array(kind: int, data: memoryview) -> Int32Array | Float32Array:
@@ -162,12 +150,11 @@ def _checked_array(kind: int, data: memoryview) -> Int32Array | Float32Array:
     return array if kind != _PAIRS else array.reshape(-1, 2)
 
 
+_DRAFTS = DraftRequest, DraftReply
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     number: msgspec.msgpack.Decoder(
-        cls,
-        dec_hook=_decode_hook,
-        ext_hook=_flat_array if cls in (DraftRequest, DraftReply) else _checked_array,
+        cls, dec_hook=_decode_hook, ext_hook=_flat_array if cls in _DRAFTS else _checked_array
     )
     for number, cls in _TYPES.items()
 }

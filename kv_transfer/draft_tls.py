@@ -1,7 +1,9 @@
 """Mutual TLS of the draft channel. New files take effect at the next connection; connections that are open go on."""
 
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -24,21 +26,20 @@ class CertificateFiles(WatchedFiles[Certificates]):
         super().__init__(files, lambda: _read(*files), "the certificates of the draft channel")
         self.server_name = server_name
 
+    def channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
+        """A new connection to `address`, host:port."""
+        cert, key, ca = self.current()
+        name = [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+        return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), [*options, *name])
 
-def client_credentials(files: CertificateFiles) -> grpc.ChannelCredentials:
-    """Credentials for one new connection."""
-    cert, key, ca = files.current()
-    return grpc.ssl_channel_credentials(ca, key, cert)
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """They look at the files before each handshake."""
 
+        def current() -> grpc.ServerCertificateConfiguration:
+            cert, key, ca = self.current()
+            return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
 
-def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
-    """Credentials that look at the files before each handshake."""
-
-    def current() -> grpc.ServerCertificateConfiguration:
-        cert, key, ca = files.current()
-        return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
-
-    return grpc.dynamic_ssl_server_credentials(current(), current, require_client_authentication=True)
+        return grpc.dynamic_ssl_server_credentials(current(), current, require_client_authentication=True)
 
 
 def _read(cert: str, key: str, ca: str) -> Certificates:

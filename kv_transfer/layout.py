@@ -5,15 +5,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import (
-    Float32Array,
-    Int32Array,
-    Span,
-    mask_of,
-    no_numbers,
-    no_pairs,
-    no_scores,
-)
+from kv_transfer.arrays import Float32Array, Int32Array, Span, mask_of, no_numbers, no_pairs, no_scores
 from kv_transfer.options import SelectionOptions
 
 

@@ -18,8 +18,6 @@ RESERVED_PREFIX = "skim"
 KvRole = Literal["prefill", "decode"]
 """The halves of a split target."""
 
-_SHORTER = "shorten the prompt or lower look_ahead"
-
 
 def check_prompt(token_ids: Int32Array, look_ahead: int, info: ModelInfo, vocab_size: int) -> None:
     """Raise InvalidRequestError for a prompt [M] that cannot be scored. vocab_size: ids below it are accepted."""
@@ -41,7 +39,9 @@ def check_ids(token_ids: Int32Array, vocab_size: int, model: str = "speculator")
         raise InvalidRequestError(f"Token id {wrong[0]} is out of vocabulary: the {model} has {vocab_size} ids")
 
 
-def check_speculator_length(prompt_tokens: int, look_ahead: int, info: ModelInfo, advice: str = _SHORTER) -> None:
+def check_speculator_length(
+    prompt_tokens: int, look_ahead: int, info: ModelInfo, advice: str = "shorten the prompt or lower look_ahead"
+) -> None:
     """Raise InvalidRequestError if the prompt and the look-ahead exceed what the model reads. advice: what to do."""
     limit = min(info.max_model_len, info.max_position)
     if prompt_tokens + look_ahead > limit:
@@ -54,8 +54,7 @@ def check_speculator_length(prompt_tokens: int, look_ahead: int, info: ModelInfo
 def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_tokens: int = 16) -> int:
     """Check a request to a target and return its max_tokens; None means as many as the model has room for.
 
-    default_max_tokens: used if the request has no max_tokens (16 in vllm.SamplingParams).
-    Raises InvalidRequestError.
+    default_max_tokens: as in vllm.SamplingParams. Raises InvalidRequestError.
     """
     prompt, sampling = request.prompt, request.sampling
     kept, context = int(prompt.token_ids.size), prompt.context_length
@@ -67,21 +66,16 @@ def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_toke
         raise InvalidRequestError(f"extra argument {reserved[0]!r} is reserved for the server; leave it out")
     if not prompt.is_dense and (request.scored or sampling.get("prompt_logprobs") is not None):
         raise InvalidRequestError("prompt_logprobs needs the whole prompt: send the request dense")
-    max_tokens = sampling.get("max_tokens", default_max_tokens)
-    answered = request.answered
+    max_tokens, answered = sampling.get("max_tokens", default_max_tokens), request.answered
     if max_tokens is None:
-        room = min(info.max_position - context, info.max_model_len - kept)
-        max_tokens = max(room + answered, 1)
+        max_tokens = max(min(info.max_position - context, info.max_model_len - kept) + answered, 1)
     if type(max_tokens) is not int or max_tokens < 1:
         raise InvalidRequestError(f"max_tokens must be a whole number from 1 on, not {max_tokens!r}")
     check_target_length(context - answered, kept - answered, max_tokens, info)
     if answered >= max_tokens:
         raise InvalidRequestError(f"an answer of at most {max_tokens} tokens has {answered} tokens already")
-    if answered and (
-        sampling.get("n", 1) != 1
-        or sampling.get("prompt_logprobs") is not None
-        or sampling.get("output_kind", DELTA) != DELTA
-    ):
+    whole = sampling.get("n", 1) == 1 and sampling.get("prompt_logprobs") is None
+    if answered and not (whole and sampling.get("output_kind", DELTA) == DELTA):
         raise InvalidRequestError("an answer can be continued for n = 1, without prompt_logprobs and with DELTA only")
     return max_tokens
 
@@ -105,11 +99,8 @@ def check_target_length(prompt_tokens: int, kept_tokens: int, max_tokens: int, i
 
 def reserved_names(names: Iterable[str]) -> list[str]:
     """The names that a client may not send in sampling `extra_args`: they would change positions or KV blocks."""
-    return [
-        name
-        for name in names
-        if name.startswith(RESERVED_PREFIX) or name in ("kv_transfer_params", "ec_transfer_params")
-    ]
+    transfers = "kv_transfer_params", "ec_transfer_params"
+    return [name for name in names if name.startswith(RESERVED_PREFIX) or name in transfers]
 
 
 def check_leg(request: GenerateRequest, role: KvRole | None) -> KvRole | None:

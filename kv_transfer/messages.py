@@ -5,7 +5,6 @@ Token ids and positions are int32 numpy arrays. Times are milliseconds.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,10 +30,9 @@ class SessionHandle:
 class KeptPrompt:
     """The kept tokens of a prompt, with their original positions: segments in the order in which they are prefilled.
 
-    token_ids: int32 [K]. positions: int32 [K], distinct, in [0, context_length), in any order: they alone carry the
-    order of the text. A token attends to the tokens that stand before it here.
-    context_length: M, the tokens of the original prompt; the first decoded token has position M. In reading order
-    (`in_reading_order`) late units have no original positions, and M is larger by their tokens.
+    token_ids: int32 [K]. A token attends to the tokens before it here. positions: int32 [K], distinct, in
+    [0, context_length), in any order: they alone carry the order of the text. context_length: M, the tokens of the
+    original prompt, and the position of the first decoded token; as changed by `in_reading_order`.
     look_ahead_tokens: int32 [<= look_ahead], the speculator's own continuation, which are the first drafts.
     """
 
@@ -57,24 +55,24 @@ class KeptPrompt:
 
     @classmethod
     def dense(cls, token_ids: npt.ArrayLike) -> "KeptPrompt":
-        """The whole prompt, at the positions 0, 1, ..., M - 1."""
+        """The whole prompt."""
         ids = np.asarray(token_ids, np.int32)
         return cls(ids, np.arange(ids.size, dtype=np.int32), int(ids.size))
 
     def extended(self, token_ids: npt.ArrayLike) -> "KeptPrompt":
         """This prompt with `token_ids` after it, at the positions from context_length on."""
-        ids = np.asarray(token_ids, np.int32)
-        end = self.context_length + int(ids.size)
-        positions = np.concatenate([self.positions, np.arange(self.context_length, end, dtype=np.int32)])
+        ids, begin = np.asarray(token_ids, np.int32), self.context_length
+        end = begin + int(ids.size)
+        positions = np.concatenate([self.positions, np.arange(begin, end, dtype=np.int32)])
         return replace(self, token_ids=np.concatenate([self.token_ids, ids]), positions=positions, context_length=end)
 
     def in_reading_order(self, limit: int) -> "KeptPrompt":
         """This prompt with positions that ascend in the order in which the tokens are read.
 
         Models misread a late unit, which is read after text of higher positions. So each run of such tokens takes the
-        positions of what follows it, as a quotation there would, and all that follows stands so many positions higher.
-        A prefix keeps its positions when text is appended, so a cache finds it again. A prompt that would need more
-        than `limit` positions, or that ends with such a run, is returned as it is.
+        positions of what follows it, and all that follows stands so many positions higher. A prefix keeps its positions
+        when text is appended, so a cache finds it again. A prompt that would need more than `limit` positions, or that
+        ends with such a run, is returned as it is.
         """
         late = self.positions < np.maximum.accumulate(self.positions)
         moved = np.cumsum(late)
@@ -98,9 +96,7 @@ class KeptPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Envelope:
-    """What a request to a pool says besides its work.
-
-    trace: headers that continue the request's trace (traceparent, tracestate, x-request-id), if it is traced.
+    """trace: headers that continue the request's trace (traceparent, tracestate, x-request-id), if it is traced.
     affinity: names the prompt's prefix; requests with the same name prefer the same replicas. Empty: no preference.
     timeout_ms: until the request's deadline, when the message is sent.
     """
@@ -114,9 +110,8 @@ class Envelope:
 class SelectRequest:
     """Router to speculator: score this prompt and choose the tokens to keep.
 
-    token_ids: int32 [M]. return_importance: return the M token scores too (for the explain view and `skim select`).
-    cache_salt: prompts with different salts share no cached KV (vLLM's prefix-cache isolation).
-    decode: options of the session to keep for drafting; None keeps no session.
+    token_ids: int32 [M]. return_importance: return the M token scores too. cache_salt: prompts with different salts
+    share no cached KV. decode: options of the session to keep for drafting; None keeps no session.
     """
 
     request_id: str
@@ -147,10 +142,10 @@ class SelectRequest:
 class Selection:
     """Speculator to router: the kept prompt, and how it was selected.
 
-    coverage: the kept share of the total importance, 0 to 1. importance: float32 [M], if the request set
-    return_importance. timings: by part: queue, speculate, select. reused_tokens: leading kept tokens that stand in the
-    kept prompt of an earlier request, in the same order. cached_tokens: as in Scores. unit_scores: float32 [U], the
-    mean importance of each unit (`TextLayout.unit_starts`), if known.
+    coverage: the kept share of the total importance. importance: float32 [M], if the request asked for it. timings: by
+    part: queue, speculate, select. reused_tokens: leading kept tokens that an earlier kept prompt begins with.
+    cached_tokens: as in Scores. unit_scores: float32 [U], the mean importance of each unit
+    (`TextLayout.unit_starts`), if known.
     """
 
     kept: KeptPrompt
@@ -164,8 +159,7 @@ class Selection:
     @property
     def late(self) -> npt.NDArray[np.bool_]:
         """Which kept tokens belong to late units, bool [K]: not reused, and after a token of a higher position."""
-        positions = self.kept.positions
-        late: npt.NDArray[np.bool_] = positions < np.maximum.accumulate(positions)
+        late: npt.NDArray[np.bool_] = self.kept.positions < np.maximum.accumulate(self.kept.positions)
         late[: self.reused_tokens] = False
         return late
 
@@ -173,7 +167,7 @@ class Selection:
 CUMULATIVE, DELTA, FINAL_ONLY = 0, 1, 2
 """Values of vLLM's RequestOutputKind: each output holds all so far, only what is new, or comes once at the end."""
 
-READ_ONLY: Mapping[str, Any] = MappingProxyType({"max_tokens": 1, "temperature": 0.0, "detokenize": False})
+READ_ONLY: Mapping[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
 """Sampling of a request whose prompt is to be read. An engine makes at least one token."""
 
 ADAPTER = "adapter"
@@ -184,13 +178,12 @@ ADAPTER = "adapter"
 class GenerateRequest:
     """Router to target: decode from this kept prompt.
 
-    sampling: the fields of vLLM's SamplingParams that differ from their defaults, as builtins. cache_salt: as in
-    SelectRequest. engine_args: ADAPTER, and further keyword arguments of vLLM's `AsyncLLM.generate` (trace_headers,
-    reasoning_ended, ...).
+    sampling: the fields of vLLM's SamplingParams that differ from their defaults, as builtins. engine_args: ADAPTER,
+    and further keyword arguments of vLLM's `AsyncLLM.generate` (trace_headers, reasoning_ended, ...).
     prefill_only, kv_blocks: the two legs of a split target. The prefill leg returns where the KV blocks are
     (`GenerateOutput.kv_blocks`), the decode leg gets them and produces the answer.
     answered: the last `answered` tokens of the prompt are the start of the answer, which the client already has. They
-    count as output tokens for sampling and for max_tokens. The outputs hold only what follows them.
+    count for sampling and for max_tokens, and the outputs hold only what follows them.
     scored: the first output has the log probabilities of so many last tokens of a dense prompt. Unlike for
     `prompt_logprobs`, the prefix cache is used.
     """
@@ -226,7 +219,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLogprob:
-    """One candidate at one position: id, natural-log probability, rank (1 is the most likely), decoded text."""
+    """One candidate at one position. rank: 1 is the most likely."""
 
     token_id: int
     logprob: float
@@ -239,7 +232,7 @@ class Completion:
     """One of the `n` answers: its new part (sampling output_kind DELTA) or all of it so far (CUMULATIVE, FINAL_ONLY).
 
     logprobs: the candidates for each new token, the sampled token first. finish_reason: stop, length, abort, error.
-    stop_reason: the stop string or token id that ended the answer, if any.
+    stop_reason: the stop string or token id, if any.
     """
 
     index: int
@@ -253,14 +246,13 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateOutput:
-    """Target to router: one output of a stream. `finished` is true on the last output.
+    """Target to router: one output of a stream; the last one is `finished`.
 
-    prompt_logprobs: per prompt token (None for the first), only for dense requests that set it; or per `scored` token,
-    None if not all of them were computed.
+    prompt_logprobs: per prompt token (None for the first); or per `scored` token, None if not all were computed.
     cached_tokens: prompt tokens whose KV came from the prefix cache or from another engine. created_tokens: those that
     were computed and written to the prefix cache. timings: by part (queue, prefill), on the first output.
-    kv_blocks: where the KV blocks are, on the last output of a prefill leg. An unfinished output with prompt_logprobs
-    alone is a piece of the next one (`kv_transfer.reply_pieces`).
+    kv_blocks: on the last output of a prefill leg. An unfinished output with prompt_logprobs alone is a piece of the
+    next one (`kv_transfer.reply_pieces`).
     """
 
     completions: list[Completion]
