@@ -19,7 +19,7 @@ from benchmarks.gpu.presets import MODELS
 from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
-from speculator_service.scoring.importance import Aggregate, AttentionFormula, layer_scores
+from speculator_service.scoring.importance import AttentionFormula, add_layer, layer_scores, score_table
 
 BLOCK = 16
 
@@ -81,9 +81,9 @@ class Problem:
     def caches(self) -> list[torch.Tensor]:
         return [layer[..., : self.size] for layer in self.memory]
 
-    def aggregate(self) -> Aggregate:
+    def table(self) -> torch.Tensor:
         layers, steps = self.queries.shape[:2]
-        return Aggregate("max", num_layers=layers, steps=steps, prompt=self.prompt, device=self.queries.device)
+        return score_table("max", layers=layers, steps=steps, prompt=self.prompt, device=self.queries.device)
 
     def keys(self, layer: int) -> torch.Tensor:
         """The prompt's keys of one layer, [G, M, D], gathered as in `keys.KeyReader`."""
@@ -94,23 +94,24 @@ class Problem:
 
     def reference(self) -> torch.Tensor:
         """The table of scores, computed by torch."""
-        aggregate = self.aggregate()
+        table = self.table()
         for layer, queries in enumerate(self.queries):
             scale, soft_cap, sinks = self.formula(layer)
             keys = self.keys(layer)
-            aggregate.add(layer_scores(queries, keys, scale, self.pool_kernel, soft_cap=soft_cap, sinks=sinks))
-        return aggregate.table
+            scores = layer_scores(queries, keys, scale, self.pool_kernel, soft_cap=soft_cap, sinks=sinks)
+            add_layer(table, layer, scores)
+        return table
 
     def fused(self, tiling: Any) -> torch.Tensor:
         """The table of scores, computed by the Triton kernels."""
         from speculator_service.scoring.triton_kernels import fill_table
 
-        aggregate, scale = self.aggregate(), self.size**-0.5
+        table, scale = self.table(), self.size**-0.5
         fill_table(
-            aggregate.table, self.queries, self.caches, self.blocks, scale, self.pool_kernel, tiling,
+            table, self.queries, self.caches, self.blocks, scale, self.pool_kernel, tiling,
             soft_cap=self.soft_cap, sinks=self.sinks,
         )  # fmt: skip
-        return aggregate.table
+        return table
 
 
 def run(settings: GpuScoringSettings, progress: Progress = silent) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """The importance of each prompt token, from the speculator's attention (Speculative Prefill, arXiv 2502.02789, 3.2).
 
-    aggregate = Aggregate(options.aggregation, num_layers=len(scored), steps=S, prompt=M)
-    for layer in scored:                                      # scored_layers(L, options.layers)
-        aggregate.add(layer_scores(queries[layer], keys[layer], scale, POOL_KERNEL))
-    # under tensor parallelism: all_reduce(aggregate.table, op=MAX)
-    importance = aggregate.importance(valid_steps(look_ahead_tokens, eos_token_ids))
+    table = score_table(options.aggregation, layers=len(scored), steps=S, prompt=M)
+    for number, layer in enumerate(scored):                   # scored_layers(L, options.layers)
+        add_layer(table, number, layer_scores(queries[layer], keys[layer], scale, POOL_KERNEL))
+    # under tensor parallelism: all_reduce(table, op=MAX)
+    importance = total(table, valid) / valid.sum()            # valid_steps(look_ahead_tokens, eos_token_ids)
 
 The importance of prompt token j is the mean over the valid steps s of max over (layer, head) of pool(w[s, layer, head])
 at j (of the mean over layers with `head_max_layer_mean`). w is the softmax of step s over the M prompt keys.
@@ -180,52 +180,33 @@ def _window_sums(padded: torch.Tensor, kernel: int) -> torch.Tensor:
     return total
 
 
-class Aggregate:
-    """Combines the scores of all layers: maximum or mean over layers, then mean over steps.
+def score_table(
+    aggregation: Literal["max", "head_max_layer_mean"],
+    *,
+    layers: int,
+    steps: int,
+    prompt: int,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """The scores of no layer, float32 [R, S, M]: a running maximum (R = 1) or a row per layer (R = L).
 
-    table: float32 [R, S, M], R = 1 for `max` (the running maximum), R = L for `head_max_layer_mean` (a row per layer).
-    After the last `add`, one in-place all_reduce(MAX) of `table` completes the maximum over the heads of all ranks.
+    With those of all layers, an all_reduce(MAX) completes the maximum over the heads of all ranks.
     """
+    # Attention weights are not negative, so 0 does not change a maximum.
+    return torch.zeros((1 if aggregation == "max" else layers, steps, prompt), dtype=torch.float32, device=device)
 
-    def __init__(
-        self,
-        aggregation: Literal["max", "head_max_layer_mean"],
-        *,
-        num_layers: int,
-        steps: int,
-        prompt: int,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        """num_layers: the number of layers that will be added. steps: S. prompt: M."""
-        rows = 1 if aggregation == "max" else num_layers
-        # Attention weights are not negative, so 0 does not change a maximum.
-        self.table = torch.zeros((rows, steps, prompt), dtype=torch.float32, device=device)
-        self._num_layers = num_layers
-        self._added = 0
 
-    def add(self, scores: torch.Tensor) -> None:
-        """Add the scores [S, M] of the next layer. Every rank must add its layers in the same order."""
-        if self._added == self._num_layers:
-            raise ValueError(f"this aggregate was made for {self._num_layers} layers and has them all")
-        row = self.table[min(self._added, len(self.table) - 1)]
-        torch.maximum(row, scores, out=row)
-        self._added += 1
+def add_layer(table: torch.Tensor, layer: int, scores: torch.Tensor) -> None:
+    """Add the scores [S, M] of a layer, counted from 0 among those that are scored, to a `score_table`."""
+    row = table[min(layer, len(table) - 1)]
+    torch.maximum(row, scores, out=row)
 
-    def complete(self) -> None:
-        """Mark all layers as added, after `triton_kernels.fill_table` has written `table`."""
-        self._added = self._num_layers
 
-    def importance(self, valid: torch.Tensor) -> torch.Tensor:
-        """float32 [M]: the mean over the steps where `valid` (bool [S]) is true. Other steps are ignored."""
-        return self.total(valid) / valid.sum().to(self.table.device)
-
-    def total(self, valid: torch.Tensor) -> torch.Tensor:
-        """The sum over the valid steps in place of the mean; 0 without one."""
-        if self._added != self._num_layers:
-            raise ValueError(f"{self._added} of {self._num_layers} layers were added")
-        per_step = self.table[0] if len(self.table) == 1 else self.table.mean(0)
-        # The places are found where `valid` is. On a GPU, indexing by a mask waits for the device.
-        return per_step[valid.nonzero().squeeze(1).to(per_step.device)].sum(0)
+def total(table: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """float32 [M]: the sum over the steps where `valid` (bool [S]) is true, of the mean over the rows of the table."""
+    per_step = table[0] if len(table) == 1 else table.mean(0)
+    # The places are found where `valid` is. On a GPU, indexing by a mask waits for the device.
+    return per_step[valid.nonzero().squeeze(1).to(per_step.device)].sum(0)
 
 
 def valid_steps(look_ahead_tokens: torch.Tensor, eos_token_ids: Collection[int]) -> torch.Tensor:

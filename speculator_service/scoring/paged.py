@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from speculator_service.scoring.head_masses import head_masses
-from speculator_service.scoring.importance import POOL_KERNEL, Aggregate, AttentionFormula, Keys, layer_scores
+from speculator_service.scoring.importance import POOL_KERNEL, AttentionFormula, Keys, add_layer, layer_scores
 
 _log = logging.getLogger(__name__)
 
@@ -67,26 +67,26 @@ def kernels_for(device: torch.device) -> Kernels | None:
 
 
 class PagedScoring:
-    """Fills aggregates with scores. Each worker has one; it remembers whether the kernels work."""
+    """Scores by attention and by heads. Each worker has one; it remembers whether the kernels work."""
 
     def __init__(self, kernels: Kernels | None, pool_kernel: int = POOL_KERNEL) -> None:
         self.kernels, self._pool_kernel = kernels, pool_kernel
 
     def fill(
         self,
-        aggregate: Aggregate,
+        table: torch.Tensor,
         queries: torch.Tensor,
         keys: Sequence[PagedKeys],
         formulas: Sequence[AttentionFormula],
     ) -> None:
-        """Add all layers to `aggregate`. queries: [L, S, H, D]. keys, formulas: one per layer."""
+        """Add all layers to a `score_table`. queries: [L, S, H, D]. keys, formulas: one per layer."""
         pages: list[Any] = [layer.pages for layer in keys]
         sinks: list[Any] = [formula.sinks for formula in formulas]
         pool = self._pool_kernel
         if (kernels := self._supporting(pages, queries.dtype, formulas, pool)) is not None:
             try:
                 kernels.fill_table(
-                    aggregate.table,
+                    table,
                     queries,
                     [page.cache for page in pages],
                     pages[0].blocks.int(),
@@ -95,15 +95,14 @@ class PagedScoring:
                     soft_cap=formulas[0].soft_cap,
                     sinks=None if sinks[0] is None else torch.stack(sinks),
                 )
+                return
             except Exception as error:  # Triton's compiler and driver raise many kinds; a worker must not raise
                 self.kernels = None
                 _warn(error)
-                aggregate.table.zero_()
-            else:
-                aggregate.complete()
-                return
-        for of_layer, layer, (scale, soft_cap, own_sinks) in zip(queries, keys, formulas, strict=True):
-            aggregate.add(layer_scores(of_layer, layer, scale, pool, soft_cap=soft_cap, sinks=own_sinks))
+                table.zero_()
+        for number, (layer, (scale, soft_cap, own_sinks)) in enumerate(zip(keys, formulas, strict=True)):
+            scores = layer_scores(queries[number], layer, scale, pool, soft_cap=soft_cap, sinks=own_sinks)
+            add_layer(table, number, scores)
 
     def masses(
         self, layers: Sequence[HeadsOfLayer], row_weights: torch.Tensor, visible: torch.Tensor | None = None

@@ -71,7 +71,7 @@ def fill_table(
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """Fill `table` with the result of `layer_scores` and `Aggregate.add` (in `importance.py`) for all layers.
+    """Fill `table` with the result of `layer_scores` and `add_layer` (in `importance.py`) for all layers.
 
     table: float32 [R, S, M], R = 1 for the maximum over layers, R = L for a row per layer. queries: [L, S, H, D], after
     rotary embedding. caches: L tensors [B, G, N, D], each layer's keys in blocks of N tokens, with any strides but

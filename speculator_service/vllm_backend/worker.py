@@ -18,7 +18,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import ModelError
-from speculator_service.scoring.importance import Aggregate, scored_layers, valid_steps
+from speculator_service.scoring.importance import score_table, scored_layers, total, valid_steps
 from speculator_service.scoring.paged import PagedScoring, kernels_for
 from speculator_service.scoring.queries import ScoreQueries
 from speculator_service.vllm_backend.head_scoring import HeadScoring
@@ -37,7 +37,7 @@ from speculator_service.vllm_backend.scored_requests import STEP_ROWS, Computed,
 from vllm_hooks.worker import RestoringWorker
 
 TABLE_ELEMENTS = 2**26
-"""Limit for the scores of one aggregate in memory, in elements. More queries are scored in groups, at least one."""
+"""Limit for the scores of one table in memory, in elements. More queries are scored in groups, at least one."""
 
 
 class SpeculatorWorker(RestoringWorker):
@@ -148,30 +148,28 @@ class SpeculatorWorker(RestoringWorker):
         layers = scored_layers(len(self._layers), request.asked.layers)
         table_rows = 1 if request.asked.aggregation == "max" else len(layers)
         at_once = max(1, TABLE_ELEMENTS // (table_rows * request.prompt))
-        total = torch.zeros(request.prompt, device=self.device)
-        tensor_parallel = get_tp_group()
+        importance = torch.zeros(request.prompt, device=self.device)
+        ranks = get_tp_group()
         for first in range(0, count, at_once):
             group = slice(first, first + at_once)
-            aggregate = self._attention(request, group)
-            if tensor_parallel.world_size > 1:
-                torch.distributed.all_reduce(
-                    aggregate.table, op=torch.distributed.ReduceOp.MAX, group=tensor_parallel.device_group
-                )
-            total += aggregate.total(valid[group])
-        return total / int(valid.sum())
+            table = self._attention(request, group)
+            if ranks.world_size > 1:
+                torch.distributed.all_reduce(table, op=torch.distributed.ReduceOp.MAX, group=ranks.device_group)
+            importance += total(table, valid[group])
+        return importance / int(valid.sum())
 
-    def _attention(self, request: ScoredRequest, group: slice) -> Aggregate:
+    def _attention(self, request: ScoredRequest, group: slice) -> torch.Tensor:
         """Attention of a group of the request's queries to the prompt: [1 or L, S, M], over the heads of this rank."""
-        indices = scored_layers(len(self._layers), request.asked.layers)
-        layers, positions = self._layers[indices.start : indices.stop], request.steps[group]
-        shape = {"num_layers": len(layers), "steps": len(positions), "prompt": request.prompt}
-        aggregate = Aggregate(request.asked.aggregation, **shape, device=self.device)
-        queries = request.captured(positions, self._capture.missing)[indices.start : indices.stop]
+        scored = scored_layers(len(self._layers), request.asked.layers)
+        chosen, positions = slice(scored.start, scored.stop), request.steps[group]
+        layers, queries = self._layers[chosen], request.captured(positions, self._capture.missing)[chosen]
         if isinstance(layers[0], MLAAttention):
             queries = torch.stack([absorbed(layer, own) for layer, own in zip(layers, queries, strict=True)])
+        shape = {"layers": len(layers), "steps": len(positions), "prompt": request.prompt}
+        table = score_table(request.asked.aggregation, **shape, device=self.device)
         keys = self._keys.read(layers, request.blocks, request.prompt)
-        self._scoring.fill(aggregate, queries, keys, [attention_formula(layer) for layer in layers])
-        return aggregate
+        self._scoring.fill(table, queries, keys, [attention_formula(layer) for layer in layers])
+        return table
 
     def _compile_kernels(self, step_counts: list[int]) -> None:
         """Score one token of an empty cache, so that no request waits for compilation.

@@ -60,9 +60,9 @@ async def test_what_is_compiled_at_the_start_is_what_requests_need(rig):
     def compile_again(worker):
         fill, worker.asked = worker._scoring.fill, []
 
-        def noting(aggregate, queries, keys, scales):
-            worker.asked.append((queries.shape, queries.dtype, scales, aggregate.table.shape[:2]))
-            fill(aggregate, queries, keys, scales)
+        def noting(table, queries, keys, scales):
+            worker.asked.append((queries.shape, queries.dtype, scales, table.shape[:2]))
+            fill(table, queries, keys, scales)
 
         worker._scoring.fill = noting
         worker._compile_kernels([1, 16])

@@ -6,19 +6,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculator_service.scoring import importance
-from speculator_service.scoring.importance import Aggregate, layer_scores, scored_layers, valid_steps
+from speculator_service.scoring.importance import (
+    add_layer,
+    layer_scores,
+    score_table,
+    scored_layers,
+    total,
+    valid_steps,
+)
 
 # The toy layer of the worked example: 4 query heads on 2 key-value heads, 3 prompt tokens, head size 2.
 TOY_QUERIES = torch.tensor([[[1.0, 0], [0, 1], [1, 1], [2, 1]]])
 TOY_KEYS = torch.tensor([[[1.0, 0], [0, 1], [1, 1]], [[1, 2], [0, 2], [2, 2]]])
 
 
-def aggregate_of(per_layer, aggregation):
+def table_of(per_layer, aggregation):
     steps, prompt = per_layer[0].shape
-    aggregate = Aggregate(aggregation, num_layers=len(per_layer), steps=steps, prompt=prompt)
-    for scores in per_layer:
-        aggregate.add(scores)
-    return aggregate
+    table = score_table(aggregation, layers=len(per_layer), steps=steps, prompt=prompt)
+    for layer, scores in enumerate(per_layer):
+        add_layer(table, layer, scores)
+    return table
+
+
+def importance_of(per_layer, aggregation, valid):
+    return total(table_of(per_layer, aggregation), valid) / valid.sum()
 
 
 def naive_importance(queries, keys, scale, kernel, aggregation, valid, *, soft_cap=0.0, sinks=None):
@@ -67,7 +78,7 @@ def test_equals_the_naive_loops(problem, kernel, aggregation):
     queries, keys, valid = problem
     scale = keys.shape[-1] ** -0.5
     scores = [layer_scores(q, k, scale, kernel) for q, k in zip(queries, keys, strict=True)]
-    importance = aggregate_of(scores, aggregation).importance(valid)
+    importance = importance_of(scores, aggregation, valid)
     expected = naive_importance(queries, keys, scale, kernel, aggregation, valid)
     torch.testing.assert_close(importance, expected, atol=1e-6, rtol=1e-5)
 
@@ -75,11 +86,11 @@ def test_equals_the_naive_loops(problem, kernel, aggregation):
 def test_the_total_of_groups_of_steps_is_that_of_all():
     scores = torch.rand(5, 7)
     valid = torch.tensor([True, False, True, True, False])
-    total = aggregate_of([scores], "max").total(valid)
-    parts = [aggregate_of([scores[rows]], "max").total(valid[rows]) for rows in (slice(0, 2), slice(2, 5))]
-    torch.testing.assert_close(sum(parts), total)
-    torch.testing.assert_close(total / 3, aggregate_of([scores], "max").importance(valid))
-    assert not aggregate_of([scores], "max").total(torch.zeros(5, dtype=torch.bool)).any()
+    whole = total(table_of([scores], "max"), valid)
+    parts = [total(table_of([scores[rows]], "max"), valid[rows]) for rows in (slice(0, 2), slice(2, 5))]
+    torch.testing.assert_close(sum(parts), whole)
+    torch.testing.assert_close(whole / 3, importance_of([scores], "max", valid))
+    assert not total(table_of([scores], "max"), torch.zeros(5, dtype=torch.bool)).any()
 
 
 @settings(deadline=None, max_examples=30)
@@ -88,7 +99,7 @@ def test_soft_cap_and_sinks_equal_the_naive_loops(problem, soft_cap, has_sinks):
     queries, keys, valid = problem
     sinks = torch.linspace(-3, 3, queries.shape[2]) if has_sinks else None
     scores = [layer_scores(q, k, 0.5, 3, soft_cap=soft_cap, sinks=sinks) for q, k in zip(queries, keys, strict=True)]
-    importance = aggregate_of(scores, "max").importance(valid)
+    importance = importance_of(scores, "max", valid)
     expected = naive_importance(queries, keys, 0.5, 3, "max", valid, soft_cap=soft_cap, sinks=sinks)
     torch.testing.assert_close(importance, expected, atol=1e-6, rtol=1e-5)
 
@@ -104,7 +115,7 @@ def test_sinks_belong_to_their_heads_in_small_blocks_too(monkeypatch):
 def test_worked_example_head_max():
     scores = layer_scores(TOY_QUERIES, TOY_KEYS, 2**-0.5, 1)
     for aggregation in ("max", "head_max_layer_mean"):
-        importance = aggregate_of([scores], aggregation).importance(torch.tensor([True]))
+        importance = importance_of([scores], aggregation, torch.tensor([True]))
         assert importance.tolist() == pytest.approx([0.401, 0.401, 0.768], abs=5e-4)
 
 
@@ -121,7 +132,7 @@ def test_worked_example_three_step_means():
     step0 = torch.tensor([0.2974, 0.2974, 0.2681, 0.2857, 0.2136, 0.1266])
     step1 = torch.tensor([0.1995, 0.2952, 0.2900, 0.2400, 0.2022, 0.1100])
     scores = torch.stack([step0, step1, 3 * means - step0 - step1])
-    importance = aggregate_of([scores], "max").importance(torch.ones(3, dtype=torch.bool))
+    importance = importance_of([scores], "max", torch.ones(3, dtype=torch.bool))
     assert importance.tolist() == pytest.approx(means.tolist(), abs=5e-5)
 
 
@@ -171,42 +182,32 @@ def test_tensor_parallel_ranks_agree_with_one(aggregation):
 
     def table(heads, kv_heads):
         scores = [layer_scores(q[:, heads], k[kv_heads], 0.25, 5) for q, k in zip(queries, keys, strict=True)]
-        return aggregate_of(scores, aggregation)
+        return table_of(scores, aggregation)
 
-    whole = table(slice(None), slice(None)).importance(valid)
+    whole = total(table(slice(None), slice(None)), valid)
     ranks = [table(slice(4 * r, 4 * r + 4), slice(2 * r, 2 * r + 2)) for r in range(2)]
     # The maximum over ranks must come before the mean over steps; this is why the table exists.
-    late = torch.maximum(*(rank.importance(valid) for rank in ranks))
+    late = torch.maximum(*(total(rank, valid) for rank in ranks))
     assert not torch.allclose(late, whole, rtol=1e-3)
-    ranks[0].table = torch.maximum(ranks[0].table, ranks[1].table)  # all_reduce(MAX)
-    torch.testing.assert_close(ranks[0].importance(valid), whole)
+    reduced = torch.maximum(*ranks)  # all_reduce(MAX)
+    torch.testing.assert_close(total(reduced, valid), whole)
 
 
 def test_aggregations_differ():
     scores = list(torch.rand(3, 2, 10))
     valid = torch.ones(2, dtype=torch.bool)
-    highest, mean = (aggregate_of(scores, a).importance(valid) for a in ("max", "head_max_layer_mean"))
+    highest, mean = (importance_of(scores, a, valid) for a in ("max", "head_max_layer_mean"))
     assert (highest > mean).all()
-
-
-def test_aggregate_counts_its_layers():
-    aggregate = Aggregate("max", num_layers=2, steps=1, prompt=1)
-    aggregate.add(torch.ones(1, 1))
-    with pytest.raises(ValueError, match="1 of 2 layers"):
-        aggregate.importance(torch.tensor([True]))
-    aggregate.add(torch.ones(1, 1))
-    with pytest.raises(ValueError, match="has them all"):
-        aggregate.add(torch.ones(1, 1))
 
 
 def test_masked_steps_are_ignored():
     scores = torch.rand(4, 10)
-    short = aggregate_of([scores[:2]], "max").importance(torch.ones(2, dtype=torch.bool))
+    short = importance_of([scores[:2]], "max", torch.ones(2, dtype=torch.bool))
     for garbage in (0.9, math.nan):
         scores[2:] = garbage
         valid = torch.tensor([True, True, False, False])
-        assert torch.equal(aggregate_of([scores.clone()], "max").importance(valid), short)
-    unmasked = aggregate_of([torch.rand(4, 10) + scores[:1]], "max").importance(torch.ones(4, dtype=torch.bool))
+        assert torch.equal(importance_of([scores.clone()], "max", valid), short)
+    unmasked = importance_of([torch.rand(4, 10) + scores[:1]], "max", torch.ones(4, dtype=torch.bool))
     assert not torch.allclose(unmasked, short, rtol=1e-2)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from speculator_service.scoring import importance
-from speculator_service.scoring.importance import Aggregate, AttentionFormula, layer_scores
+from speculator_service.scoring.importance import AttentionFormula, layer_scores, score_table
 from speculator_service.scoring.paged import Kernels, PagedScoring, kernels_for
 from tests.unit.speculator_service.scoring.paged_keys import random_keys
 
@@ -26,10 +26,6 @@ def keys():
     return random_keys(LAYERS, prompt=PROMPT)
 
 
-def aggregate():
-    return Aggregate("max", num_layers=LAYERS, steps=STEPS, prompt=PROMPT)
-
-
 def by_torch(queries, keys, formulas=FORMULAS):
     """The table from each layer's whole keys."""
     scores = [
@@ -40,11 +36,9 @@ def by_torch(queries, keys, formulas=FORMULAS):
 
 
 def filled(scoring_, queries, keys, formulas=FORMULAS):
-    """The table of a complete aggregate."""
-    full = aggregate()
-    scoring_.fill(full, queries, keys, formulas)
-    full.importance(torch.ones(STEPS, dtype=torch.bool))
-    return full.table
+    table = score_table("max", layers=LAYERS, steps=STEPS, prompt=PROMPT)
+    scoring_.fill(table, queries, keys, formulas)
+    return table
 
 
 def ones(table, *arguments, **formula):

@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _convert_float
 
-from speculator_service.scoring.importance import Aggregate, AttentionFormula, layer_scores
+from speculator_service.scoring.importance import AttentionFormula, add_layer, layer_scores, score_table
 from speculator_service.scoring.paged import HeadsOfLayer, Kernels, PagedScoring
 from speculator_service.scoring.triton_kernels import Tiling, fill_table, step_counts, supports
 from speculator_service.scoring.triton_masses import weighted_masses
@@ -96,17 +96,17 @@ def tables(
     caches, blocks = [layer.pages.cache for layer in keys], keys[0].blocks.int()
     scale, sinks = case.size**-0.5, case.sinks()
     expected, fused = (
-        Aggregate(case.aggregation, num_layers=case.layers, steps=case.steps, prompt=case.prompt) for _ in range(2)
+        score_table(case.aggregation, layers=case.layers, steps=case.steps, prompt=case.prompt) for _ in range(2)
     )
     for layer, of_layer in enumerate(keys):
         own = {"soft_cap": case.soft_cap, "sinks": None if sinks is None else sinks[layer]}
-        expected.add(layer_scores(queries[layer], of_layer.whole(), scale, case.pool, **own))
+        add_layer(expected, layer, layer_scores(queries[layer], of_layer.whole(), scale, case.pool, **own))
     if swapped:
         blocks[[0, 1]] = blocks[[1, 0]]
     assert supports(caches, case.pool, case.tiling)
     formula = {} if plain else {"soft_cap": case.soft_cap, "sinks": sinks}
-    fill_table(fused.table, queries, caches, blocks, scale, case.pool, case.tiling, **formula)
-    return expected.table, fused.table
+    fill_table(fused, queries, caches, blocks, scale, case.pool, case.tiling, **formula)
+    return expected, fused
 
 
 def tables_of_a_worker(case: Case) -> tuple[torch.Tensor, torch.Tensor, bool]:
@@ -118,9 +118,9 @@ def tables_of_a_worker(case: Case) -> tuple[torch.Tensor, torch.Tensor, bool]:
     scorings = [PagedScoring(kernels, case.pool) for kernels in (None, KERNELS)]
     found = []
     for scoring in scorings:
-        full = Aggregate(case.aggregation, num_layers=case.layers, steps=case.steps, prompt=case.prompt)
-        scoring.fill(full, queries, keys, [AttentionFormula(case.size**-0.5)] * case.layers)
-        found.append(full.table)
+        table = score_table(case.aggregation, layers=case.layers, steps=case.steps, prompt=case.prompt)
+        scoring.fill(table, queries, keys, [AttentionFormula(case.size**-0.5)] * case.layers)
+        found.append(table)
     return found[0], found[1], scorings[1].kernels is not None
 
 
