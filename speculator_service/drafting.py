@@ -1,7 +1,4 @@
-"""The drafter: keeps the sessions of one replica and answers each target step with drafts from the engine.
-
-Here is the part that all engines share. Not here: the engines that decode the drafts.
-"""
+"""The drafter, for any engine: keeps the sessions of one replica and answers each step of a target with drafts."""
 
 import asyncio
 import logging
@@ -9,7 +6,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +24,10 @@ MAX_DRAFTS = 64
 READ_BEHIND = 1 / 32
 """Of the kept prompt, in tokens of the answer. Then decoding has taken about as long as the read will, on CPUs."""
 
+COUNTS = ("rounds", "draft_requests", "drafts", "opened", "refused", "evicted", "lost")
+"""Since the start: messages with rows, rows in them, tokens sent, sessions, selections for whose session there was no
+room, sessions closed because they were idle, rows whose session is not here."""
+
 NOTHING = Drafted(no_numbers())
 
 
@@ -34,11 +35,10 @@ NOTHING = Drafted(no_numbers())
 class DrafterSession:
     """The drafter's side of one answer.
 
-    answer: int32 [A], the tokens that the target has accepted. used: time of the last row, in the clock's seconds.
-    prompt_tokens: of the prompt that the drafts continue. sent: the drafts of the last reply, until the target answers
-    them. opening: the kept prompt is not prefilled yet. unread: the kept prompt and its cache salt, until its prefill
-    begins. work: the latest work of the engine for a row, or the opening; it holds the lock.
-    rounds: replies with drafts. drafts: tokens in these replies, plus the look-ahead tokens. accepted: accepted drafts.
+    used: time of the last row. prompt_tokens: of the prompt that the drafts continue. answer: int32 [A], the tokens
+    that the target has accepted. sent: the drafts of the last reply, until the target answers them. unread: the kept
+    prompt and its cache salt, until its prefill begins; opening: until it ends. work: the latest work of the engine for
+    the session, which holds the lock. rounds: replies with drafts. drafts: tokens in these, and the look-ahead tokens.
     """
 
     id: str
@@ -56,14 +56,12 @@ class DrafterSession:
 
     @property
     def tokens(self) -> int:
-        """The tokens of prompt and answer, which the session has in the KV cache."""
+        """Of prompt and answer, which are in the KV cache."""
         return self.prompt_tokens + int(self.answer.size)
 
     def extend(self, row: DraftRow) -> None:
-        """The answer ends with the row's tokens now. A row may repeat known tokens, or take some back.
-
-        Raises SessionLostError if the row leaves a gap.
-        """
+        """The answer ends with the row's tokens now: it may repeat known ones, or take some back. Raises
+        SessionLostError if it leaves a gap."""
         position, tokens = row.position, row.tokens
         if not 0 <= position <= self.answer.size or (tokens < 0).any():
             raise SessionLostError(f"session {self.id}: {position} tokens are not where its answer can go on")
@@ -77,22 +75,6 @@ class DrafterSession:
     def cancel(self) -> None:
         if self.work is not None:
             self.work.cancel()
-
-
-@dataclass(slots=True)
-class Counters:
-    """Counts since the start. rounds: messages that contain rows. draft_requests: rows in these messages. drafts:
-    tokens sent. refused: selections for whose session there was no room. evicted: sessions closed because they were
-    idle. lost: rows whose session is not here.
-    """
-
-    rounds: int = 0
-    draft_requests: int = 0
-    drafts: int = 0
-    opened: int = 0
-    refused: int = 0
-    evicted: int = 0
-    lost: int = 0
 
 
 class DraftService:
@@ -111,27 +93,39 @@ class DraftService:
         on_end: Callable[[DrafterSession], None] = lambda session: None,
     ) -> None:
         """clock: seconds. on_end: called with each session that is closed."""
-        self.counters = Counters()
-        self._engine = engine
-        self._idle_s = idle_s
+        self.counters = dict.fromkeys(COUNTS, 0)
+        self._engine, self._idle_s = engine, idle_s
         self._clock, self._on_end = clock, on_end
         self._sessions: OrderedDict[str, DrafterSession] = OrderedDict()  # the least recently used first
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def metrics(self) -> dict[str, int]:
         """The counters, and `sessions`: the current number of sessions."""
-        return {**asdict(self.counters), "sessions": len(self._sessions)}
+        return {**self.counters, "sessions": len(self._sessions)}
 
     def begin(self, prompt: KeptPrompt, context: str | None, cache_salt: str | None) -> bool:
-        """Begin the session that `prompt` names; False if there is no room for one more. context: `kept`, or `full`, a
-        session that the engine keeps."""
+        """Begin the session that `prompt` names; False if there is no room for one more.
+
+        context: `full`, a session that the engine keeps; or `kept`, one over the kept prompt, whose rows get no drafts
+        until the engine has read it. It reads now, while the target reads the same tokens. If both share a device, that
+        would delay the first token, so it reads when the answer is `READ_BEHIND` of the prompt: a short answer ends
+        before that, and costs no read.
+        """
         assert prompt.session is not None
-        if context == "kept":
-            return self.read(prompt.session.id, prompt, cache_salt)
-        return self.adopt(prompt.session.id, prompt.look_ahead_tokens, tokens=prompt.context_length)
+        name, look_ahead = prompt.session.id, prompt.look_ahead_tokens
+        if context != "kept":
+            return self.adopt(name, look_ahead, tokens=prompt.context_length)
+        if not self.adopt(name, look_ahead, tokens=int(prompt.token_ids.size)):
+            return False
+        session, info = self._sessions[name], self._engine.info
+        session.opening = True
+        session.unread = prompt.in_reading_order(min(info.max_model_len, info.max_position)), cache_salt
+        if not self._engine.shares_device:
+            self._read_kept(session)
+        return True
 
     def adopt(self, name: str, look_ahead_tokens: Int32Array, *, tokens: int = 0) -> bool:
-        """Add a session that the engine keeps after a selection. The target's first drafts are the look-ahead tokens.
+        """Add a session that the engine keeps. The target's first drafts are the look-ahead tokens.
 
         tokens: of its prompt. Returns False, and closes the engine's session, if there is no room for it.
         """
@@ -139,30 +133,15 @@ class DraftService:
         self.evict()
         held = self._sessions.values()
         too_many = len(held) >= self._engine.max_sessions
-        held_tokens = sum(other.tokens for other in held)
-        if held and (too_many or tokens + held_tokens > self._engine.max_session_tokens):  # one always fits
-            self.counters.refused += 1
+        room = self._engine.max_session_tokens - sum(other.tokens for other in held)
+        if held and (too_many or tokens > room):  # one always fits
+            self.counters["refused"] += 1
             self._start(self._end(session))
             return False
         session.sent, session.drafts = Drafted(look_ahead_tokens), int(look_ahead_tokens.size)
         self._sessions[name] = session
         self._sessions.move_to_end(name)
-        self.counters.opened += 1
-        return True
-
-    def read(self, name: str, prompt: KeptPrompt, cache_salt: str | None) -> bool:
-        """As `adopt`, for a session over the kept prompt. Until the engine has read it, its rows get no drafts.
-
-        It reads now, while the target reads the same tokens. If both share a device, that would delay the first token,
-        so it reads when the answer is `READ_BEHIND` of the prompt: a short answer ends before that, and costs no read.
-        """
-        if not self.adopt(name, prompt.look_ahead_tokens, tokens=int(prompt.token_ids.size)):
-            return False
-        session, info = self._sessions[name], self._engine.info
-        session.opening = True
-        session.unread = prompt.in_reading_order(min(info.max_model_len, info.max_position)), cache_salt
-        if not self._engine.shares_device:
-            self._read_kept(session)
+        self.counters["opened"] += 1
         return True
 
     async def handle(self, request: DraftRequest) -> DraftReply:
@@ -173,9 +152,9 @@ class DraftService:
             return DraftReply()
         answers = zip(request.rows, await asyncio.gather(*map(self._row, request.rows)), strict=True)
         drafts = {row.session: drafted for row, drafted in answers if drafted is not None}
-        self.counters.rounds += 1
-        self.counters.draft_requests += len(request.rows)
-        self.counters.drafts += sum(int(drafted.tokens.size) for drafted in drafts.values())
+        self.counters["rounds"] += 1
+        self.counters["draft_requests"] += len(request.rows)
+        self.counters["drafts"] += sum(int(drafted.tokens.size) for drafted in drafts.values())
         self.evict()
         return DraftReply(drafts)
 
@@ -186,7 +165,7 @@ class DraftService:
             if self._clock() - oldest.used <= self._idle_s:
                 return
             self._close(oldest.id)
-            self.counters.evicted += 1
+            self.counters["evicted"] += 1
 
     async def close(self) -> None:
         """End every session and wait until the engine has freed them."""
@@ -230,7 +209,7 @@ class DraftService:
         """Answer one row; None for no draft this time."""
         session = self._sessions.get(row.session)
         if session is None:
-            self.counters.lost += 1
+            self.counters["lost"] += 1
             return None
         session.used = self._clock()
         self._sessions.move_to_end(row.session)
@@ -248,7 +227,7 @@ class DraftService:
                 return None
             drafted: Drafted = work.result()
         except SessionLostError:
-            self.counters.lost += 1
+            self.counters["lost"] += 1
             self._forget(session)
             return None
         except Exception as error:
@@ -262,11 +241,10 @@ class DraftService:
         return drafted
 
     async def _draft(self, session: DrafterSession, answer: Int32Array, row: DraftRow) -> Drafted:
-        """Drafts for a row; nothing if its parameters are invalid. One-hot drafts are greedy, so that their q is
-        right."""
-        count = max(0, min(row.max_drafts, MAX_DRAFTS))
+        """Drafts for a row; nothing if its parameters are invalid. Those without q are greedy, so that q is right."""
+        count = min(row.max_drafts, MAX_DRAFTS)
         async with session.lock:
-            if not count or row.top_m < 0 or not 0 <= row.temperature < math.inf:
+            if count <= 0 or row.top_m < 0 or not 0 <= row.temperature < math.inf:
                 return NOTHING
             if row.temperature < GREEDY_BELOW or not row.top_m:
                 return await self._engine.draft(session.id, answer, count)

@@ -27,11 +27,9 @@ class TooLongError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRequest:
-    """A prompt to score.
-
-    token_ids: int32 [M]. cache_salt: prompts with different salts share no cached KV. keep_session: keep the prompt's
-    KV for `draft`, as session `request_id`. questions: half-open token spans, whose queries retrieval heads use
-    (`scoring.queries`).
+    """token_ids: int32 [M]. cache_salt: prompts with different salts share no cached KV. keep_session: keep the
+    prompt's KV for `draft`, as session `request_id`. questions: half-open token spans, whose queries retrieval heads
+    use (`scoring.queries`).
     """
 
     request_id: str
@@ -44,9 +42,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """The scores of one prompt.
-
-    importance: float32 [M]. look_ahead_tokens: at most `options.tokens_ahead` greedily decoded tokens, up to and
+    """importance: float32 [M]. look_ahead_tokens: at most `options.tokens_ahead` greedily decoded tokens, up to and
     including an EOS. timings: milliseconds by part (queue, speculate). cached_tokens: prompt tokens, in the engine's
     own tokenizer, whose KV came from its prefix cache.
     """
@@ -58,13 +54,11 @@ class Scores:
 
 
 class SpeculatorEngine(Engine, Protocol):
-    """Reads prompts and scores their tokens. Concurrent calls are batched by the engine.
+    """Reads prompts and scores their tokens. Concurrent calls are batched by the engine; cancelling one aborts it.
 
-    supports_drafts: whether drafting is worth its time; if not, no session is kept (`SpeculatorService`).
-    max_sessions, max_session_tokens: how many sessions it can draft for at a time, and their tokens together.
+    supports_drafts: whether drafting is worth its time; if not, no session is kept, and the methods of sessions may be
+    left out. max_sessions, max_session_tokens: how many sessions it can draft for at a time, and their tokens together.
     shares_device: what it reads slows the target, as on CPUs.
-    Cancelling the task that awaits `score` aborts the request in the engine.
-    An engine that does not draft leaves out the methods of sessions.
     """
 
     supports_drafts: bool = True
@@ -89,11 +83,10 @@ class SpeculatorEngine(Engine, Protocol):
     ) -> Drafted:
         """Continue the session's prompt plus `answer` by at most `count` tokens; fewer at the model's last position.
 
-        answer: int32 [A], all tokens that the target has accepted, at positions M, M + 1, ...; the session's KV of
-        other tokens is rolled back. With temperature 0 drafting is greedy, and top_m must be 0. Otherwise each token is
-        sampled from the drafter's top `top_m` at that temperature, renormalised, and q is returned.
-        A session may have only one call at a time. Cancelling the task that awaits the call stops it before its next
-        forward; the session stays usable. Raises SessionLostError if the session was evicted or never opened.
+        answer: int32 [A], all tokens that the target has accepted, at positions M, M + 1, ...; the KV of other tokens
+        is rolled back. With temperature 0 drafting is greedy, and top_m must be 0. Otherwise each token is sampled from
+        the drafter's top `top_m` at that temperature, renormalised, and q is returned. A session has one call at a
+        time; cancelling it stops it before its next forward. Raises SessionLostError for a session that is not here.
         """
         raise SessionLostError(NO_SESSIONS)
 
@@ -106,16 +99,11 @@ NAMED = {
     "vllm": "speculator_service.vllm_backend.engine:VllmSpeculator",
     "mock": "benchmarks.mock_engines.speculator:MockSpeculator",
 }
-"""Short names of engine classes, whose modules are imported only when they are needed."""
 
 
 def create_engine(
     kind: str, model: str, *, tensor_parallel: int = 1, options: Mapping[str, Any] | None = None
 ) -> SpeculatorEngine:
-    """Start an engine. kind: vllm, mock, or a subclass of SpeculatorEngine as `package.module:Class`, which is
-    called with the model, `tensor_parallel` and these options.
-
-    Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind or option.
-    """
+    """Start the engine `kind`, as `named_engine`. Raises ModelError for a model folder that cannot be used."""
     engine: SpeculatorEngine = named_engine(kind, NAMED, SpeculatorEngine, model, tensor_parallel, options or {})
     return engine

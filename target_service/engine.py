@@ -28,16 +28,11 @@ NAMED = {
     "vllm": "target_service.vllm_backend.engine:VllmTarget",
     "mock": "benchmarks.mock_engines.target:MockTarget",
 }
-"""Short names of engine classes."""
 
 
 def create_engine(
     kind: str, model: str, *, tensor_parallel: int = 1, options: Mapping[str, Any] | None = None
 ) -> TargetEngine:
-    """Start an engine. kind: vllm, mock, or a subclass of TargetEngine as `package.module:Class`, which is called with
-    the model, `tensor_parallel` and these options.
-
-    Raises ModelError for a model folder that cannot be used, SkimError for an unknown kind or option.
-    """
+    """Start the engine `kind`, as `named_engine`. Raises ModelError for a model folder that cannot be used."""
     engine: TargetEngine = named_engine(kind, NAMED, TargetEngine, model, tensor_parallel, options or {})
     return engine

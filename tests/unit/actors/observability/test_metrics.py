@@ -1,6 +1,5 @@
 """The table of metrics agrees with the counts of the pools and with the document."""
 
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,16 +10,15 @@ from actors.observability.exposition import exposed
 from actors.observability.metric_table import METRICS, pool_metric
 from actors.observability.metrics import PROCESS, ProcessMeter, pool_families
 from kv_transfer.draft_channel import DraftClient
-from speculator_service.drafting import Counters
-from speculator_service.service import COUNTS
+from speculator_service import drafting, service
 from target_service.drafting.exchange import DraftExchange
 from target_service.drafting.requests import DraftedRequests
 from target_service.vllm_backend.outputs import EngineCounts
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "observability.md"
 SPECULATOR = {
-    **asdict(Counters()), "sessions": 0, "rollbacks": 0, "rebuilt": 0,
-    **dict.fromkeys(COUNTS, 0), "records": 0, "failed_probe": 0,
+    **dict.fromkeys(drafting.COUNTS + service.COUNTS, 0), "sessions": 0, "rollbacks": 0, "rebuilt": 0,
+    "records": 0, "failed_probe": 0,
 }  # fmt: skip
 
 

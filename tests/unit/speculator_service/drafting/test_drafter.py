@@ -2,11 +2,13 @@
 
 import asyncio
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from kv_transfer.drafts import Drafted, DraftRequest
+from kv_transfer.messages import SessionHandle
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from speculator_service.drafting import DrafterSession, DraftService
 from tests.unit.speculator_service.drafting.draft_toys import (
@@ -20,6 +22,7 @@ from tests.unit.speculator_service.drafting.draft_toys import (
     settle,
 )
 
+KEPT = replace(PROMPT, session=SessionHandle("here:1", "a"))
 TABLE = np.random.default_rng(0).dirichlet(np.ones(8), size=8)
 
 
@@ -81,7 +84,7 @@ async def test_a_repeated_row_and_one_that_goes_back():
     await ask(service, row("a", 1, 6, 7, 2))
     await ask(service, row("a", 0, 5, 6))
     assert [answer for _, answer in engine.drafted] == [[5, 6, 7], [5, 6, 7], [5, 6, 7, 2], [5, 6]]
-    assert service.counters.lost == 0
+    assert service.counters["lost"] == 0
 
 
 @pytest.mark.parametrize("wrong", [row("a", 2, 5), row("a", -1, 5), row("a", 1, -3)])
@@ -93,7 +96,7 @@ async def test_a_row_that_does_not_fit_loses_its_session_alone(wrong):
     assert list(drafts) == ["b"]
     await settle()
     assert engine.sessions == {"b"}
-    assert (service.counters.lost, service.metrics()["sessions"]) == (2, 1)
+    assert (service.counters["lost"], service.metrics()["sessions"]) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,7 @@ async def test_a_session_that_the_engine_lost_gets_no_drafts_any_more():
     engine.sessions.discard("a")
     for position in (2, 3):
         assert list(await ask(service, row("a", position, 7), row("b", position - 1, 7))) == ["b"]
-    assert service.counters.lost == 2
+    assert service.counters["lost"] == 2
 
 
 async def test_a_prompt_that_cannot_be_read_gets_no_drafts():
@@ -143,7 +146,7 @@ async def test_a_prompt_that_cannot_be_read_gets_no_drafts():
             raise InvalidRequestError("too long")
 
     service = opened(Refusing(TABLE))
-    assert service.read("a", PROMPT, None)
+    assert service.begin(KEPT, "kept", None)
     await settle()
     assert await ask(service, row("a", 0, 3)) == {}
     assert service.metrics()["sessions"] == 0
@@ -169,7 +172,7 @@ async def test_idle_sessions_are_evicted():
     await settle()
     assert engine.sessions == {"a"}
     assert await ask(service, row("c", 0, 5)) == {}
-    assert (service.counters.evicted, service.metrics()["sessions"]) == (2, 1)
+    assert (service.counters["evicted"], service.metrics()["sessions"]) == (2, 1)
 
 
 async def test_a_newer_row_stops_the_older_one():
@@ -236,6 +239,6 @@ async def test_a_session_over_the_kept_prompt_has_its_cache_salt():
             await super().open_session(session, prompt)
 
     service = opened(Salted(TABLE))
-    service.read("a", PROMPT, "tenant")
+    service.begin(KEPT, "kept", "tenant")
     await settle()
     assert salts == ["tenant"]
