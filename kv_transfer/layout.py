@@ -20,6 +20,10 @@ class Frame:
     joint: Int32Array
     tail: Int32Array
 
+    @property
+    def size(self) -> int:
+        return self.head.size + self.joint.size + self.tail.size
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextLayout:

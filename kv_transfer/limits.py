@@ -19,12 +19,6 @@ KvRole = Literal["prefill", "decode"]
 """The halves of a split target."""
 
 
-def check_prompt(token_ids: Int32Array, look_ahead: int, info: ModelInfo, vocab_size: int) -> None:
-    """Raise InvalidRequestError for a prompt [M] that cannot be scored. vocab_size: ids below it are accepted."""
-    check_tokens(token_ids, vocab_size)
-    check_speculator_length(int(token_ids.size), look_ahead, info)
-
-
 def check_tokens(token_ids: Int32Array, vocab_size: int) -> None:
     """Raise InvalidRequestError for a prompt without tokens or with ids from `vocab_size` on."""
     if not token_ids.size:

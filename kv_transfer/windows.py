@@ -47,9 +47,7 @@ class WindowPlan:
             return None
         joints = (len(questions) - 1) * frame.joint.size
         asked = min(int(np.diff(questions).sum()) + joints, size // QUESTION_SHARE)
-        plan = cls(
-            _joined(spans_of(may_drop), size), size, asked + frame.head.size + frame.joint.size + frame.tail.size
-        )
+        plan = cls(_joined(spans_of(may_drop), size), size, asked + frame.size)
         most = plan.tokens + plan.most_windows * plan.around
         return plan if most <= MOST_COMPUTED * may_drop.size + plan.around else None
 

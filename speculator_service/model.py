@@ -24,11 +24,7 @@ def window_of_all_layers(text: Any) -> int | None:
 
 
 def check_speculator(path: str, max_model_len: int) -> None:
-    """Raise ModelError if the model's attention cannot be scored.
-
-    A layer can be scored if it attends to the whole prompt; a model may have others too. max_model_len: limit for
-    prompt plus answer.
-    """
+    """Raise ModelError if no layer attends to the whole prompt. max_model_len: limit for prompt plus answer."""
     text = text_config(path)
     window, layer_types = window_of_all_layers(text), set(getattr(text, "layer_types", None) or ())
     if getattr(text, "index_topk", None):
@@ -49,8 +45,8 @@ def model_fingerprint(model: ModelInfo) -> str:
     """Hex SHA-256 of the architecture, SIZES of the config, and the weights of the norms outside of the layers.
 
     Quantised copies of a model have these norms unchanged, perhaps in another float type, so they are rounded to
-    bfloat16. Further training of a model changes them. Weights of a hub model are downloaded.
-    Raises ModelError for a model that has no such norms in safetensors.
+    bfloat16. Further training changes them. Weights of a hub model are downloaded. Raises ModelError for a model that
+    has no such norms in safetensors.
     """
     text = text_config(model.path)
     norms = _norms(Path(local_folder(model.path, weights=True)))

@@ -4,13 +4,12 @@
 is cut at units. Which unit begins a window depends on the unit's own tokens (content-defined chunking, as in LBFS:
 Muthitacharoen et al., 2001), so the same text gives the same windows wherever it stands.
 
-**Read.** Each window is an ordinary scored request: `head + window + joint + questions + tail`
-(`kv_transfer.layout.Frame`), at positions from 0. Its KV depends on nothing that stands before the window, so the
-prefix cache serves the next question about the same text. No token is decoded. Attention that finds nothing goes to the
-first token and to the question, so a window without an answer has low scores, and all scores are compared as they are.
+**Read.** Each window is a scored request of its own, `head + window + joint + questions + tail`
+(`kv_transfer.layout.Frame`), so the prefix cache serves the next question about the same text. Attention that finds
+nothing goes to the first token and to the question, so all scores are compared as they are.
 
-**Second read.** The best units of all windows are read before one question, in the order of the text, with the labels
-that name them, and compete in one softmax. `selection.passages` ranks by both.
+**Second read.** The best units of all windows are read before one question, with the labels that name them, and compete
+in one softmax. `selection.passages` ranks by both.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.arrays import Float32Array, Int32Array, no_pairs, no_scores
-from kv_transfer.limits import check_prompt, check_tokens
+from kv_transfer.limits import check_speculator_length, check_tokens
 from kv_transfer.messages import SelectRequest
 from kv_transfer.windows import QUESTION_SHARE, WHOLE, Window, WindowPlan, shares
 from skim_common.models.info import ModelInfo
@@ -37,14 +36,13 @@ LEAST_HALVED = 256
 """Tokens. A shorter text is too long only with a question that is too long itself."""
 
 INLINE_TOKENS = 8192
-"""The work for a longer prompt is done in a thread: for 131,072 tokens in as many units it takes up to a second. That
-for a shorter one takes a few milliseconds with the units of ordinary text."""
+"""The work for a longer prompt is done in a thread: for 131,072 tokens in as many units it takes up to a second."""
 
 Result = TypeVar("Result")
 
 
 async def apart(tokens: int, work: Callable[..., Result], *arguments: Any) -> Result:
-    """What `work` returns, for a prompt of so many tokens. Beside it the event loop answers other requests."""
+    """What `work` returns, for a prompt of so many tokens."""
     return await asyncio.to_thread(work, *arguments) if tokens > INLINE_TOKENS else work(*arguments)
 
 
@@ -53,7 +51,7 @@ class Reading:
     """A request with what is decided for its prompt, once.
 
     request: with `SelectionOptions.for_prompt`, and windows of a size that this speculator can read. droppable: bool
-    [M], the tokens that may be dropped. plan: of the windows; None: the prompt is read as a whole, or not at all.
+    [M]. plan: of the windows; None: the prompt is read as a whole, or not at all.
     """
 
     request: SelectRequest
@@ -64,14 +62,12 @@ class Reading:
     def of(cls, request: SelectRequest, info: ModelInfo) -> "Reading":
         """info: of the speculator. Windows need its retrieval heads."""
         droppable, layout, options = request.droppable, request.layout, request.options
-        plan = None
-        if info.has_head_profile:
-            plan = WindowPlan.of(droppable, layout, options.window_tokens)
+        plan = WindowPlan.of(droppable, layout, options.window_tokens) if info.has_head_profile else None
         options = options.for_prompt(windows=plan is not None)
         if plan is not None and layout.frame is not None:
             # With room for the longest question: windows and their cache do not depend on what is asked.
-            frame = layout.frame.head.size + layout.frame.joint.size + layout.frame.tail.size
-            most = int((min(info.max_model_len, info.max_position) - frame) / (WHOLE + 1 / QUESTION_SHARE))
+            room = min(info.max_model_len, info.max_position) - layout.frame.size
+            most = int(room / (WHOLE + 1 / QUESTION_SHARE))
             if most < options.window_tokens:
                 options = options.model_copy(update={"window_tokens": max(1, most)})
                 plan = WindowPlan.of(droppable, layout, options.window_tokens)
@@ -84,22 +80,16 @@ class Reading:
         return self.request.options.selector == "lexical"
 
     def check(self, info: ModelInfo) -> None:
-        """Raise InvalidRequestError unless the speculator can take the prompt and its length.
-
-        The lexical selector and windows take a prompt of any length.
-        """
-        token_ids = self.request.token_ids
-        if self.is_lexical or self.plan is not None:
-            check_tokens(token_ids, info.vocab_size)
-        else:
-            check_prompt(token_ids, self.request.options.tokens_ahead, info, info.vocab_size)
+        """Raise InvalidRequestError unless the speculator can take the prompt and, if it reads it whole, its length."""
+        options = self.request.options
+        check_tokens(self.request.token_ids, info.vocab_size)
+        if self.plan is None and not self.is_lexical:
+            check_speculator_length(self.request.size, options.tokens_ahead, info)
 
 
 def windows_of(token_ids: Int32Array, plan: WindowPlan, starts: npt.NDArray[np.integer]) -> list[Window]:
-    """The windows of a prompt: they hold every token of the plan's parts once, in the order of the text. A unit that is
-    longer than a window is one.
-
-    token_ids: int32 [M]. starts: int [U], the first tokens of the units, from 0.
+    """The windows of a prompt [M]: they hold every token of the plan's parts once, in the order of the text. starts:
+    int [U], the first tokens of the units, from 0. A unit that is longer than a window is one.
     """
     windows: list[Window] = []
     for first, end in plan.parts:
@@ -136,9 +126,8 @@ def _cuts(token_ids: Int32Array, borders: npt.NDArray[np.int64], plan: WindowPla
 
 
 async def read_in_windows(engine: SpeculatorEngine, reading: Reading) -> Scores:
-    """The scores of the prompt [M]: 0 for what may not be dropped. The windows hold all that may be.
-
-    Cancelling this call, and a window that fails, end all windows. Raises as `SpeculatorEngine.score`.
+    """The scores of the prompt [M]: 0 for what may not be dropped. Cancelling this call, and a window that fails, end
+    all windows. Raises as `SpeculatorEngine.score`.
     """
     began, request, plan = time.perf_counter(), reading.request, reading.plan
     assert plan is not None
@@ -162,7 +151,7 @@ async def _read_texts(engine: SpeculatorEngine, request: SelectRequest, texts: d
     texts: tokens, int32 [n], by what is added to the request's id.
     """
     questions = _questions(request)
-    tasks = [asyncio.create_task(_halved(engine, request, name, text, questions)) for name, text in texts.items()]
+    tasks = [asyncio.create_task(_read(engine, request, name, text, questions)) for name, text in texts.items()]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -170,39 +159,31 @@ async def _read_texts(engine: SpeculatorEngine, request: SelectRequest, texts: d
             task.cancel()
 
 
-async def _halved(
-    engine: SpeculatorEngine, request: SelectRequest, name: str, text: Int32Array, questions: Sequence[Int32Array]
-) -> Scores:
-    try:
-        return await _read(engine, request, name, text, questions)
-    except TooLongError:
-        if text.size < LEAST_HALVED:
-            raise
-    half = text.size // 2
-    parts = [
-        await _halved(engine, request, f"{name}.{at}", part, questions)
-        for at, part in ((0, text[:half]), (1, text[half:]))
-    ]
-    importance = np.concatenate([part.importance for part in parts])
-    return Scores(importance, [], parts[0].timings, sum(part.cached_tokens for part in parts))
-
-
 async def _read(
     engine: SpeculatorEngine, request: SelectRequest, name: str, text: Int32Array, questions: Sequence[Int32Array]
 ) -> Scores:
     frame = request.layout.frame
     assert frame is not None
-    parts, spans = [frame.head, text], []
-    size = frame.head.size + text.size
+    parts, spans, begin = [frame.head, text], [], frame.head.size
+    size = begin + text.size
     for question in questions:
         parts += [frame.joint, question]
         size += frame.joint.size + question.size
         spans.append((size - question.size, size))
-    token_ids = np.concatenate([*parts, frame.tail]).astype(np.int32)
-    asked = ScoreRequest(request.request_id + name, token_ids, request.options, request.cache_salt)
-    scores = await engine.score(replace(asked, questions=tuple(spans)))
-    inside = slice(frame.head.size, frame.head.size + text.size)
-    return Scores(scores.importance[inside], [], scores.timings, scores.cached_tokens)
+    token_ids, salt = np.concatenate([*parts, frame.tail]).astype(np.int32), request.cache_salt
+    asked = ScoreRequest(request.request_id + name, token_ids, request.options, salt, questions=tuple(spans))
+    try:
+        scores = await engine.score(asked)
+        return replace(scores, importance=scores.importance[begin : begin + text.size], look_ahead_tokens=[])
+    except TooLongError:
+        if text.size < LEAST_HALVED:
+            raise
+    first, second = [
+        await _read(engine, request, f"{name}.{number}", half, questions)
+        for number, half in enumerate((text[: text.size // 2], text[text.size // 2 :]))
+    ]
+    importance = np.concatenate([first.importance, second.importance])
+    return replace(first, importance=importance, cached_tokens=first.cached_tokens + second.cached_tokens)
 
 
 def _questions(request: SelectRequest) -> list[Int32Array]:

@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 BLOCK_TOKENS = 256
 """A prefix cache finds whole blocks of at most so many tokens."""
 
-
 COUNTS = ("record_hits", "records_lost", "reused_tokens", "late_tokens", "compactions")
 """Of the reuse of records since the start, by the names of the speculator's metrics."""
 
@@ -40,26 +39,20 @@ class SpeculatorService:
     """
 
     def __init__(
-        self,
-        engine: SpeculatorEngine,
-        address: str | None = None,
-        drafts: DraftService | None = None,
-        *,
-        records: Records | None = None,
+        self, engine: SpeculatorEngine, address: str | None = None, drafts: DraftService | None = None
     ) -> None:
         """address: host:port of this replica's draft channel. With it, requests with decode options keep a session,
-        which begins in `drafts`. records: by default its own, as many as the engine's prefix cache has room for.
+        which begins in `drafts`. There are as many records as the engine's prefix cache has room for.
         """
         self.engine = engine
         self.address = address if engine.supports_drafts else None
-        self.records = Records(engine.info.cache_tokens or MAX_TOKENS) if records is None else records
+        self.records = Records(engine.info.cache_tokens or MAX_TOKENS)
         self._drafts = drafts
         self._counts = dict.fromkeys(COUNTS, 0)
         self._freeing: set[asyncio.Task[None]] = set()
 
     @property
     def info(self) -> ModelInfo:
-        """The engine's ModelInfo."""
         return self.engine.info
 
     async def select(self, request: SelectRequest) -> Selection:
@@ -86,9 +79,9 @@ class SpeculatorService:
     def _draft_context(self, reading: Reading) -> str | None:
         """What a drafting session of this request reads, as `DecodeOptions.draft_context`; None: there is no session.
 
-        A prompt that fills the engine's positions has none: no draft would fit behind it. The engine keeps a session
-        over the full prompt, which it has read for the scores, unless it read windows. One over the kept prompt is
-        opened while the target reads the same tokens.
+        A prompt that fills the engine's positions has none: no draft would fit behind it. Nor is there one over the
+        full prompt if the engine does not read it for the scores; with windows, one over the kept prompt takes its
+        place.
         """
         decode, limit = reading.request.decode, min(self.info.max_model_len, self.info.max_position)
         if not self.address or decode is None or reading.request.size + UNDRAFTED >= limit:
@@ -111,7 +104,6 @@ class SpeculatorService:
         task.add_done_callback(self._freeing.discard)
 
     async def _select(self, reading: Reading, context: str | None) -> Selection:
-        """context: by `_draft_context`."""
         request = reading.request
         scores = await scores_of(self.engine, reading, keep_session=context == "full")
         start = time.perf_counter()
@@ -151,9 +143,10 @@ class SpeculatorService:
             continues = common == record.token_ids.size and kept.reused == record.positions.size
             replaced = record if continues else None
             share = coverage(scores.importance, kept.positions)
-            rose = {"record_hits": 1, "reused_tokens": kept.reused, "late_tokens": kept.late}
-            for name, count in (rose | {"compactions": int(kept.compacted)}).items():
-                self._counts[name] += count
+            self._counts["record_hits"] += 1
+            self._counts["reused_tokens"] += kept.reused
+            self._counts["late_tokens"] += kept.late
+            self._counts["compactions"] += kept.compacted
         added = request.token_ids, kept.positions, request.options, request.cache_salt
         self.records.add(*added, regions=regions, replaces=replaced)
         return kept, share
@@ -182,11 +175,10 @@ class SpeculatorService:
 
 async def scores_of(engine: SpeculatorEngine, reading: Reading, *, keep_session: bool = False) -> Scores:
     """The scores of the prompt [M] by the request's options: the speculator's attention, the words shared with the
-    question (BM25), or their sum.
+    question (BM25), or their sum; with retrieval heads by passages.
 
-    keep_session: as in ScoreRequest. Words are in the sum where the layout has them: with retrieval heads by passages.
-    Raises as `SpeculatorEngine.score`, InvalidRequestError for a lexical selection without words, and SkimError for
-    scores that do not fit the prompt.
+    keep_session: as in ScoreRequest. Raises as `SpeculatorEngine.score`, InvalidRequestError for a lexical selection
+    without words, and SkimError for scores that do not fit the prompt.
     """
     request = reading.request
     options, layout = request.options, request.layout
@@ -202,9 +194,8 @@ async def scores_of(engine: SpeculatorEngine, reading: Reading, *, keep_session:
     if reading.plan is not None:
         scores = await read_in_windows(engine, reading)
     else:
-        asked = ScoreRequest(request.request_id, request.token_ids, options, request.cache_salt, keep_session)
-        questions = layout.final_questions(reading.droppable)
-        scores = await engine.score(replace(asked, questions=questions))
+        asked = request.request_id, request.token_ids, options, request.cache_salt, keep_session
+        scores = await engine.score(ScoreRequest(*asked, layout.final_questions(reading.droppable)))
     if scores.importance.shape != request.token_ids.shape:
         shapes = f"{scores.importance.shape} for a prompt of {request.token_ids.shape}"
         raise SkimError(f"the speculator's scores do not fit the prompt: {shapes}")

@@ -1,10 +1,8 @@
 """A speculator engine in the tokens of a target with another tokenizer.
 
 The engine below reads the text of a prompt in its own tokens. Its importance is carried back through the characters
-that the tokens share, so the selection, protected spans and keep rates count target tokens. It drafts nothing.
-
-A span is a half-open range [start, end) of characters of one text. Spans of one tokenizer may share a character
-(byte-level tokens inside it), may be empty, and may leave characters out.
+that the tokens share. A span is a half-open range [start, end) of characters; spans of one tokenizer may share a
+character (byte-level tokens inside it), may be empty, and may leave characters out.
 """
 
 import asyncio
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array
+from kv_transfer.arrays import Float32Array, Int32Array, Span
 from skim_common.models.info import ModelInfo, inspect_model, same_tokens
 from skim_common.models.source import is_within_reach
 from skim_common.models.token_text import Spans, TokenText
@@ -36,8 +34,8 @@ _TURN = b"\n"
 class TranslatedPrompt:
     """A prompt of the target in the speculator's tokens.
 
-    ids: int32 [S]. spans, target_spans: the characters of each of the speculator's tokens [S, 2] and of the target's
-    [M, 2]. characters: length of the text.
+    ids: int32 [S]. spans, target_spans: the characters of the speculator's tokens [S, 2] and of the target's [M, 2].
+    characters: length of the text.
     """
 
     ids: Int32Array
@@ -47,11 +45,10 @@ class TranslatedPrompt:
 
     def importance(self, importance: npt.ArrayLike) -> Float32Array:
         """The importance of the target's tokens [M], from that of the speculator's tokens [S]."""
-        carried = carried_importance(importance, self.spans, self.target_spans, self.characters)
-        return carried.astype(np.float32)
+        return carried_importance(importance, self.spans, self.target_spans, self.characters).astype(np.float32)
 
-    def own_tokens(self, span: tuple[int, int]) -> tuple[int, int] | None:
-        """The speculator's tokens that share a character with the target's tokens `span`, half-open; None for none."""
+    def own_tokens(self, span: Span) -> Span | None:
+        """The speculator's tokens that share a character with these tokens of the target; None for none."""
         first, last = self.target_spans[span[0], 0], self.target_spans[span[1] - 1, 1]
         touched = np.flatnonzero((self.spans[:, 0] < last) & (self.spans[:, 1] > first))
         return (int(touched[0]), int(touched[-1]) + 1) if touched.size else None
@@ -83,9 +80,8 @@ class Translator:
 def translation_for(model: str, target: str) -> Translator | None:
     """How the speculator `model` reads for `target`; None if they share a tokenizer.
 
-    model, target: folders or hub names; only configs and tokenizers are read. A target's folder that is not on this
-    machine counts as one with the same tokenizer; the router then refuses the pair if it is not.
-    Raises ModelError for a tokenizer that cannot be translated.
+    A target's folder that is not on this machine counts as one with the same tokenizer; the router then refuses the
+    pair if it is not. Raises ModelError for a tokenizer that cannot be translated.
     """
     if not is_within_reach(target):
         logger.warning(
@@ -99,15 +95,14 @@ def translation_for(model: str, target: str) -> Translator | None:
 
 
 def translated(engine: SpeculatorEngine, translation: Translator | None) -> SpeculatorEngine:
-    """The engine in the target's tokens; the engine itself without a translation."""
     return engine if translation is None else TranslatingSpeculator(engine, translation)
 
 
 class TranslatingSpeculator(SpeculatorEngine):
-    """`SpeculatorEngine` in the target's tokens, over an engine with another tokenizer.
+    """An engine with another tokenizer, in the target's tokens. It drafts nothing.
 
-    info: the engine's, with the target's vocabulary. Its limits count the speculator's tokens. So a window that fits by
-    the target's tokens can be too long (`TooLongError`).
+    info: with the target's vocabulary; its limits count the speculator's tokens, so a window that fits by the target's
+    tokens can be too long (`TooLongError`).
     """
 
     supports_drafts = False
@@ -118,7 +113,7 @@ class TranslatingSpeculator(SpeculatorEngine):
         self.info = replace(engine.info, vocab_size=target.vocab_size, fingerprint=target.fingerprint)
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """See `SpeculatorEngine.score`. The time of the translation is part of `speculate`."""
+        """See `SpeculatorEngine.score`."""
         began = perf_counter()
         # The tokenizer releases the GIL: the event loop answers other calls meanwhile.
         reading = await asyncio.to_thread(self._translator.read, request.token_ids)
@@ -128,14 +123,13 @@ class TranslatingSpeculator(SpeculatorEngine):
                 f"the prompt has {tokens} tokens in the speculator's own tokenizer and look_ahead is {look_ahead}, but "
                 f'the speculator reads at most {limit}; shorten the prompt or send "speculative_prefill": false'
             )
-        translated = perf_counter() - began
         questions = tuple(filter(None, map(reading.own_tokens, request.questions)))
+        own = perf_counter() - began
         scores = await self._engine.score(replace(request, token_ids=reading.ids, questions=questions))
         began = perf_counter()
         importance = reading.importance(scores.importance)
-        translated += perf_counter() - began
-        timings = {**scores.timings, "speculate": scores.timings.get("speculate", 0.0) + 1e3 * translated}
-        return Scores(importance, [], timings, scores.cached_tokens)
+        speculate = scores.timings.get("speculate", 0.0) + 1e3 * (own + perf_counter() - began)
+        return Scores(importance, [], {**scores.timings, "speculate": speculate}, scores.cached_tokens)
 
     async def stats(self) -> dict[str, Any]:
         return await self._engine.stats()
@@ -161,9 +155,9 @@ def readable(text: str) -> str:
 
 
 def spans_of_bytes(text: str, sizes: npt.NDArray[np.int64]) -> Spans:
-    """The characters of `text` that each token covers, [T, 2]. sizes: bytes per token, [T]; their sum is the text's.
+    """The characters of `text`, of `text_of`, that each token covers, [T, 2]. sizes: bytes per token, [T].
 
-    text: as from `text_of`. A token that begins or ends inside a character covers that character.
+    A token that begins or ends inside a character covers that character.
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.int64)
     widths = 1 + np.searchsorted(_CHARACTERS_OF_1_TO_4_BYTES, codes, "right")
@@ -179,9 +173,8 @@ def spans_of_bytes(text: str, sizes: npt.NDArray[np.int64]) -> Spans:
 def carried_importance(importance: npt.ArrayLike, spans: Spans, to: Spans, characters: int) -> Float64Array:
     """Importance of the tokens with the spans `to` [T, 2], from that of tokens [S] with `spans` [S, 2] of one text.
 
-    A character has the mean importance of the tokens that cover it, a token the mean of its characters. Characters that
-    no token covers do not count; a token without any other character gets a value between its neighbours'. Equal scores
-    stay equal. characters: length of the text.
+    A character has the mean importance of the tokens that cover it, a token the mean of its characters. A token without
+    a character that others cover gets a value between its neighbours'. Equal scores stay equal.
     """
     values = np.asarray(importance, np.float64)
     total, covered = _added(spans, values, characters), _added(spans, np.ones_like(values), characters)

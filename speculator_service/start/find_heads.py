@@ -2,7 +2,7 @@
 
 A head is ranked by the attention mass that it puts on known evidence (QRHead, arXiv 2506.09944, section 3), over short
 prompts of several kinds. The mean is that of the square roots: a head that looks a little in every prompt is worth more
-than one that looks much in few. The prompts share no fact and no question with `evals.tasks`.
+than one that looks much in few.
 """
 
 import logging
@@ -63,7 +63,7 @@ Lines = tuple[list[str], str]
 
 @runtime_checkable
 class HeadReader(SpeculatorEngine, Protocol):
-    """An engine that tells what each head looks at: `speculator_service.vllm_backend.engine.VllmSpeculator`."""
+    """An engine that tells what each head looks at."""
 
     async def head_masses(
         self, request_id: str, token_ids: Int32Array, question: Span
@@ -118,9 +118,8 @@ def _best(names: list[tuple[int, int]], worth: torch.Tensor) -> tuple[Head, ...]
 
 
 async def ensure_heads(engine: SpeculatorEngine, model: str) -> None:
-    """Find the heads of a HeadReader that has no head profile, and save them for later starts on this machine: not of
-    random weights or an artificial language, whose attention fails the start probe. Raises SkimError if the engine
-    fails."""
+    """Find the heads of a HeadReader that has no head profile, and save them for later starts on this machine; not of
+    weights whose attention fails the start probe. Raises SkimError if the engine fails."""
     if engine.info.has_head_profile or not isinstance(engine, HeadReader):
         return
     profile = None
@@ -138,10 +137,8 @@ async def ensure_heads(engine: SpeculatorEngine, model: str) -> None:
 
 
 def head_prompts(model: str) -> list[NeedlePrompt]:
-    """OF_EACH_KIND prompts of each kind, in the tokens of `model`.
-
-    A prompt is one user message in the model's chat template, or plain text for a model without one.
-    Raises ModelError for a tokenizer that cannot be used.
+    """OF_EACH_KIND prompts of each kind, in the tokens of `model`: one user message in its chat template, or plain text
+    without one. Raises ModelError for a tokenizer that cannot be used.
     """
     tokenizer = load_tokenizer(model)
     head, tail = _frame(tokenizer)

@@ -23,22 +23,17 @@ async def find_failure(engine: SpeculatorEngine, model: str, *, heads_alone: boo
 
     model: the folder or hub name whose tokens the engine reads. Each of three facts must be kept when it is asked for,
     without help of its words (BM25). The heads of a profile score one of them, or all with `heads_alone`. An engine
-    that is too short for the prompt is trusted. Raises SkimError if the engine fails.
+    that is too short is trusted. Raises SkimError if the engine fails.
     """
-    prompts = needle_prompts(model)
-    longest = max(prompt.token_ids.size for prompt in prompts) + LOOK_AHEAD
-    if longest > min(engine.info.max_model_len, engine.info.max_position):
+    prompts, limit = needle_prompts(model), min(engine.info.max_model_len, engine.info.max_position)
+    if max(prompt.token_ids.size for prompt in prompts) + LOOK_AHEAD > limit:
         return None
     service, name = SpeculatorService(engine), f"skim-start-probe-{uuid4().hex}"
     for number, prompt in enumerate(prompts):
         by_heads = heads_alone or (engine.info.has_head_profile and number == 1)
         scoring: Literal["attention", "heads"] = "heads" if by_heads else "attention"
         options = SelectionOptions(
-            keep_rate=KEEP_RATE,
-            scoring=scoring,
-            look_ahead=LOOK_AHEAD,
-            reuse="off",
-            protect_last=1,
+            keep_rate=KEEP_RATE, scoring=scoring, look_ahead=LOOK_AHEAD, reuse="off", protect_last=1
         )
         asked = np.array([prompt.question], np.int32)
         request = SelectRequest(

@@ -23,7 +23,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from kv_transfer.arrays import Float32Array, Int32Array, Span, common_prefix, no_numbers
 from kv_transfer.drafts import Drafted
-from kv_transfer.limits import check_ids, check_prompt, check_speculator_length
+from kv_transfer.limits import check_ids, check_speculator_length, check_tokens
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SessionLostError, SkimError
@@ -113,7 +113,8 @@ class VllmSpeculator(SpeculatorEngine):
                     "speculator %s has no head profile, so scoring: heads scores by attention (docs/options.md)",
                     self.info.path,
                 )
-        check_prompt(token_ids, options.tokens_ahead, self.info, self._vocab_size)
+        check_tokens(token_ids, self._vocab_size)
+        check_speculator_length(int(token_ids.size), options.tokens_ahead, self.info)
         asked = ScoreQueries.of(options, int(token_ids.size), request.questions, self._profile, self.eos_token_ids)
         began = time.perf_counter()
         output, importance = await self._scored(request.request_id, token_ids, asked, request.cache_salt)
@@ -191,7 +192,7 @@ class VllmSpeculator(SpeculatorEngine):
     ) -> tuple[list[tuple[int, int]], torch.Tensor]:
         """(layer, head) of each of n heads that can score, and their attention mass, float32 [2, n, M]: of the mean of
         the question's rows, and of the row of the last prompt token. Raises as `score`."""
-        check_prompt(token_ids, 0, self.info, self._vocab_size)
+        check_tokens(token_ids, self._vocab_size)
         names = [(layer, head) for layer, head in (await self._engine.collective_rpc("scored_heads"))[0]]
         heads = tuple((layer, head, 1.0) for layer, head in names)
         rows = question_rows(SelectionOptions(), int(token_ids.size), [question])
