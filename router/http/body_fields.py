@@ -37,7 +37,8 @@ class BodyFields(NamedTuple):
 
 async def read_fields(body: bytes, path: str) -> BodyFields:
     """As `parse_body`. A long body is parsed in a thread, unless it takes no longer than a search of its bytes."""
-    if b'"keep"' not in body and _is_flat(body) and not _may_hold_wide_integers(body):
+    is_flat = body.count(b"[") + body.count(b"{") <= MAX_DEPTH
+    if is_flat and b'"keep"' not in body and not _may_hold_wide_integers(body):
         with suppress(ValueError):
             return _checked(msgspec.json.decode(body), body, path)
     return await apart(len(body), parse_body, body, path)
@@ -53,10 +54,6 @@ def parse_body(body: bytes, path: str) -> BodyFields:
         message = f"the body has more than {MAX_DEPTH} levels of lists and objects; flatten it"
         raise InvalidOptionError(message, "the body")
     return _checked(_parsed(body), body, path)
-
-
-def _is_flat(body: bytes) -> bool:
-    return body.count(b"[") + body.count(b"{") <= MAX_DEPTH
 
 
 def _may_hold_wide_integers(body: bytes) -> bool:
@@ -104,7 +101,12 @@ def _checked(fields: Any, body: bytes, path: str) -> BodyFields:
     """Raises InvalidOptionError for a field that acts nowhere, or on the server's own behalf only."""
     if not isinstance(fields, dict):
         return BodyFields({}, None, body)
-    _refuse_reserved(fields)
+    # With these a client could change the prompt or the positions that the target uses.
+    xargs = fields.get("vllm_xargs")
+    reserved = [name for name in _RESERVED if fields.get(name) is not None]
+    reserved += [f"vllm_xargs.{name}" for name in (reserved_names(xargs) if isinstance(xargs, dict) else ())]
+    if reserved:
+        raise InvalidOptionError(f"{reserved[0]} is reserved for the server; leave it out", reserved[0])
     of_anthropic = path.endswith(("/messages", "/messages/count_tokens"))
     for name in () if path.endswith("/render") else _WITHOUT_EFFECT + (_OF_ANTHROPIC if of_anthropic else ()):
         if fields.get(name):
@@ -119,15 +121,6 @@ def _checked(fields: Any, body: bytes, path: str) -> BodyFields:
     if keep_fields is not None:
         body = json.dumps(fields, ensure_ascii=False).encode()
     return BodyFields(fields, keep_fields, body)
-
-
-def _refuse_reserved(fields: dict[str, Any]) -> None:
-    """Refuse fields with which a client could change the prompt or the positions that the target uses."""
-    xargs = fields.get("vllm_xargs")
-    names = [name for name in _RESERVED if fields.get(name) is not None]
-    names += [f"vllm_xargs.{name}" for name in (reserved_names(xargs) if isinstance(xargs, dict) else ())]
-    if names:
-        raise InvalidOptionError(f"{names[0]} is reserved for the server; leave it out", names[0])
 
 
 def _refuse_wide_token_ids(logit_bias: Any) -> None:
@@ -149,13 +142,11 @@ def hinted_priority(fields: Mapping[str, Any]) -> int:
     hints = given.get("agent_hints", {}) if isinstance(given, dict) else None
     if not isinstance(hints, dict):
         raise InvalidOptionError("nvext must be an object, and agent_hints in it another one", "nvext")
-    ignored = [f"nvext.{name}" for name in given if name != "agent_hints"]
-    ignored += [f"nvext.agent_hints.{name}" for name in hints if name != "priority"]
-    if ignored:
-        name = clipped(ignored[0])
-        raise InvalidOptionError(f"{name} has no effect on this server; leave it out", name)
+    names = [f"nvext.{name}" for name in given] + [f"nvext.agent_hints.{name}" for name in hints]
+    for name in map(clipped, names):
+        if name not in ("nvext.agent_hints", "nvext.agent_hints.priority"):
+            raise InvalidOptionError(f"{name} has no effect on this server; leave it out", name)
     priority = hints.get("priority", 0)
     if type(priority) is not int:
-        name = "nvext.agent_hints.priority"
-        raise InvalidOptionError(f"{name} must be an integer", name)
+        raise InvalidOptionError("nvext.agent_hints.priority must be an integer", "nvext.agent_hints.priority")
     return -priority

@@ -66,19 +66,19 @@ class BodyBudget:
         finally:
             del self._readings[reading]
 
-    def add(self, reading: _Reading, size: int) -> None:
-        """Count `size` more bytes of it. Raises RefusedError (503) if it is itself given up."""
-        reading.size += size
+    def grown(self, reading: _Reading, size: int) -> None:
+        """Count `size` bytes of it by now. Raises TimeoutError if it is itself given up."""
+        reading.size = size
         while reading.counts and self.held_bytes > MAX_MEMORY_BYTES:
             counted, now = [one for one in self._readings if one.counts], self._clock()
             if len(counted) == 1:
                 return
             slowest = min(counted, key=lambda one: one.size / max(now - one.began, 1e-3))
             slowest.given_up = True
-            if not slowest.timeout.expired():  # else its task wakes anyhow, and an expired time-out cannot be changed
+            if not slowest.timeout.expired():  # one that has expired cannot be changed, and wakes its task anyhow
                 slowest.timeout.reschedule(0.0)
         if reading.given_up:
-            raise _given_up()
+            raise TimeoutError
 
 
 def check_headers(headers: Headers) -> None:
@@ -97,8 +97,9 @@ async def read_body(headers: Headers, receive: Receive, max_bytes: int, budget: 
     declared = whole_number(headers.get("content-length", "0"))
     if declared is None:
         raise RefusedError(400, "BadRequestError", "the header content-length must be a number of bytes")
+    too_large = f"the body has more than {max_bytes} bytes, this server's limit; shorten it"
     if declared > max_bytes:
-        raise _too_large(max_bytes)
+        raise RefusedError(413, "RequestTooLargeError", too_large)
     reading: _Reading | None = None
     body = bytearray()  # a list of chunks of one byte would take 40 times their memory
     try:
@@ -107,25 +108,15 @@ async def read_body(headers: Headers, receive: Receive, max_bytes: int, budget: 
                 more = True
                 while more:
                     message = await receive()
-                    chunk = message.get("body", b"")
-                    if len(body) + len(chunk) > max_bytes:
-                        raise _too_large(max_bytes)
-                    budget.add(reading, len(chunk))
-                    body += chunk
+                    body += message.get("body", b"")
+                    if len(body) > max_bytes:
+                        raise RefusedError(413, "RequestTooLargeError", too_large)
+                    budget.grown(reading, len(body))
                     more = message.get("more_body", False)  # False also if the client is gone
                 return bytes(body)
     except TimeoutError:
         if reading is not None and reading.given_up:
-            raise _given_up() from None
+            text = "the server reads too many large bodies, and this one arrives more slowly than others"
+            raise RefusedError(503, "ServiceUnavailableError", f"{text}; try again later", RETRY_S) from None
         text = f"the body did not arrive within {TIMEOUT_S:g} s; send it faster, or shorten it"
         raise RefusedError(408, "RequestTimeoutError", text) from None
-
-
-def _too_large(max_bytes: int) -> RefusedError:
-    text = f"the body has more than {max_bytes} bytes, this server's limit; shorten it"
-    return RefusedError(413, "RequestTooLargeError", text)
-
-
-def _given_up() -> RefusedError:
-    text = "the server reads too many large bodies, and this one arrives more slowly than others; try again later"
-    return RefusedError(503, "ServiceUnavailableError", text, RETRY_S)

@@ -13,7 +13,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.applications import Starlette
+from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from router.options.errors import HttpError
 from router.pools.interface import Problem
@@ -40,13 +42,13 @@ class Gate:
 
     def __init__(
         self,
-        build: Callable[[], Awaitable[ASGIApp]],
+        build: Callable[[], Awaitable[Starlette]],
         startup_timeout_s: float,
         others_serve: Callable[[], Awaitable[bool]],
     ) -> None:
         self._build, self._startup_timeout_s, self._others_serve = build, startup_timeout_s, others_serve
         self._decided = asyncio.Event()
-        self._app: ASGIApp | None = None
+        self._app: Starlette | None = None
         self._task: asyncio.Task[None] | None = None
         self._lifespan = AsyncExitStack()
         self._draining = False
@@ -84,10 +86,8 @@ class Gate:
                 await app(scope, receive, closing(send, lambda: self._draining))
             finally:
                 self._running -= 1
-        elif self._app is not None:
-            await self._app(scope, receive, send)
         else:
-            await send({"type": "websocket.close", "code": 1013})
+            await (self._app or WebSocketClose(1013))(scope, receive, send)
 
     def drain(self) -> bool:
         """From now on answers close their connection. Whether a request runs, or has come since the last call."""
@@ -107,21 +107,18 @@ class Gate:
             try:
                 app = await self._build()
                 # This context runs the lifespan of the real app, which Serve does not know.
-                if router := getattr(app, "router", None):
-                    await self._lifespan.enter_async_context(router.lifespan_context(app))
+                await self._lifespan.enter_async_context(app.router.lifespan_context(app))
                 self._app, self.problem = app, Problem()
                 self._decided.set()
                 return
             except EngineUnavailableError as error:
                 self.problem = Problem(str(error))
-            except SkimError as error:
-                self.problem = Problem(str(error), failed=True)
-                logger.error("the router cannot serve: %s", error)
             except Exception as error:
-                self.problem = Problem(f"{NOT_BUILT} ({type(error).__name__}: {one_line(error)})", failed=True)
-                logger.exception(NOT_BUILT)
-            if self.problem.failed:
+                known = isinstance(error, SkimError)
+                reason = str(error) if known else f"{NOT_BUILT} ({type(error).__name__}: {one_line(error)})"
+                self.problem = Problem(reason, failed=True)
                 self._decided.set()
+                logger.error("the router cannot serve: %s", reason, exc_info=None if known else error)
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 

@@ -8,6 +8,7 @@ import time
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from router.admission.api_keys import SCOPE_KEY, ApiKeys, Caller, KeyUses, LimitReachedError, caller_of
 from router.admission.intake_lock import IntakeLock
@@ -55,14 +56,11 @@ class KeyMiddleware:
             await self.app(scope, receive, send)
             return
         key = self._keys.find(_sent_key(Headers(scope=scope)))
-        if key is None:
-            if scope["type"] == "http":
-                await _UNKNOWN_KEY.response(scope["path"])(scope, receive, send)
-            else:
-                await send({"type": "websocket.close", "code": 1008})
-            return
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await (self.app if key else WebSocketClose(1008))(scope, receive, send)
+            return
+        if key is None:
+            await _UNKNOWN_KEY.response(scope["path"])(scope, receive, send)
             return
         use = self._uses.of(key)
         try:
@@ -98,10 +96,8 @@ class SkimMiddleware:
         intake: IntakeLock | None = None,
     ) -> None:
         self.app = app
-        self._dispatcher, self._settings = dispatcher, settings
-        self._model = model
-        self._budget = BodyBudget()
-        self._intake = intake or IntakeLock()
+        self._dispatcher, self._settings, self._model = dispatcher, settings, model
+        self._budget, self._intake = BodyBudget(), intake or IntakeLock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -133,17 +129,17 @@ class SkimMiddleware:
         body = await read_body(headers, receive, self._settings.max_body_bytes, self._budget)
         deadline = read_deadline(headers, self._settings.deadline_s, arrived)
         caller, came = caller_of(scope), time.perf_counter()
-        if scope["path"].endswith(_ADMITTED) and not _has_priority(headers, body):
+        # vLLM's field and header may give it a place before others.
+        has_priority = "x-vllm-priority" in headers or b"priority" in body
+        if scope["path"].endswith(_ADMITTED) and not has_priority:
             key = caller.key.name if caller else ""
             self._dispatcher.admission.refuse_early(AdmissionRequest(key, deadline=deadline))
         return await read_fields(body, scope["path"]), deadline, came
 
     async def _pass_on(self, call: CallState, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the app answer the call."""
-        token = CURRENT.set(call)
-        response = DeferredResponse(
-            call, scope, receive, send, self._settings.keep_alive_s, self._dispatcher.log.add_report
-        )
+        token, report = CURRENT.set(call), self._dispatcher.log.add_report
+        response = DeferredResponse(call, scope, receive, send, self._settings.keep_alive_s, report)
         try:
             await self.app(scope, _replay(body, receive), response)
         except Exception:
@@ -176,11 +172,6 @@ class SkimMiddleware:
             deadline=deadline,
             arrived=arrived,
         )
-
-
-def _has_priority(headers: Headers, body: bytes) -> bool:
-    """Whether the request may have a priority, which can give it a place before others (vLLM's field and header)."""
-    return "x-vllm-priority" in headers or b"priority" in body
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from router.dispatch.state import CallState
-from router.http.usage import COUNTED, holds_usage, losses_of, with_losses, with_original_tokens
+from router.http.usage import COUNTED, USAGE, losses_of, with_losses, with_original_tokens
 from router.options.errors import HttpError
 
 MAX_VALUE_CHARS = 384
@@ -83,13 +83,13 @@ class DeferredResponse:
     async def _fail(self, error: HttpError) -> None:
         if self._ended:
             return
-        self._ended = True
+        self._ended, path = True, self._scope["path"]
         if self._open:
             self._values()
-            event = write_error_event(error.body(self._scope["path"]))
+            event = write_error_event(error.body(path))
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
         else:
-            await error.response(self._scope["path"])(self._scope, self._receive, self._send)
+            await error.response(path)(self._scope, self._receive, self._send)
 
     async def _release(self) -> None:
         self._open = True
@@ -115,7 +115,7 @@ class DeferredResponse:
         body, path, call = message.get("body", b""), self._scope["path"], self._call
         if body and call.edits and path.endswith(COUNTED):
             return {**message, "body": with_original_tokens(body, call.edits)}
-        if not (call.headers_are_true and holds_usage(body)):
+        if USAGE not in body or not call.headers_are_true:
             return message
         if self._losses is None:
             self._losses = losses_of(call)
@@ -133,22 +133,16 @@ class DeferredResponse:
         """Send a comment whenever nothing was sent for `keep_alive_s`, once the request is admitted."""
         while True:
             await self._call.admission.wait()
-            left = self._last_sent + self._keep_alive_s - self._loop.time()
-            if left > 0:
+            if (left := self._last_sent + self._keep_alive_s - self._loop.time()) > 0:
                 await asyncio.sleep(left)
-            else:
-                await self._comment()
-                self._last_sent = self._loop.time()
-
-    async def _comment(self) -> None:
-        """Send a comment; open the stream before it."""
-        async with self._sending:
-            # A comment inside an event would be a part of its data.
-            if self._ended or self._call.error is not None or not self._between_events:
-                return
-            if not self._open:
-                await self._release()
-            await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                continue
+            async with self._sending:
+                # A comment inside an event would be a part of its data.
+                if self._between_events and not self._ended and self._call.error is None:
+                    if not self._open:
+                        await self._release()
+                    await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+            self._last_sent = self._loop.time()
 
 
 def write_error_event(error: Mapping[str, Any]) -> bytes:

@@ -5,12 +5,13 @@ It knows only the published forms of the answers, JSON and events of a stream. A
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from router.dispatch.state import CallState, Outcome
+from router.dispatch.state import CallState
 
 EDIT = "skim_selection"
 """The type of the edit in an answer of /v1/messages."""
@@ -24,6 +25,8 @@ _DETAILS = {
 }
 """The object inside `usage`, by the end of the path."""
 COUNTED = "/messages/count_tokens"
+USAGE = b'"usage"'
+"""A body, or a part of a stream, without it holds no usage."""
 
 _Object = dict[str, msgspec.Raw]
 Edits = Sequence[Mapping[str, Any]]
@@ -37,30 +40,18 @@ def losses_of(call: CallState) -> dict[str, Any]:
     """
     if not (call.request.options.model_fields_set or any(prompt.dropped_tokens for prompt in call.prompts)):
         return {}
-    losses: dict[str, Any] = {
-        "kept_tokens": sum(prompt.kept_tokens for prompt in call.prompts),
-        "dropped_tokens": sum(prompt.dropped_tokens for prompt in call.prompts),
-    }
-    by_role = sum(map(_dropped_by_role, call.prompts), Counter[str]())
+    kept, dropped = (sum(getattr(prompt, f"{what}_tokens") for prompt in call.prompts) for what in ("kept", "dropped"))
+    losses: dict[str, Any] = {"kept_tokens": kept, "dropped_tokens": dropped}
+    by_role = Counter[str]()
+    for prompt in call.prompts:
+        if prompt.selection is not None and prompt.dropped_tokens:
+            is_dropped = np.ones(prompt.prompt_tokens, bool)
+            is_dropped[prompt.selection.kept.positions] = False
+            for message in prompt.messages():
+                by_role[message.role] += int(is_dropped[message.start : message.end].sum())
     for role, tokens in by_role.most_common(1):
         losses["largest_dropped"] = {"role": role, "tokens": tokens}
     return losses
-
-
-def _dropped_by_role(prompt: Outcome) -> Counter[str]:
-    """The dropped tokens of a chat's messages by role; of a raw prompt, none."""
-    counts = Counter[str]()
-    if prompt.selection is not None and prompt.dropped_tokens:
-        dropped = np.ones(prompt.prompt_tokens, bool)
-        dropped[prompt.selection.kept.positions] = False
-        for message in prompt.messages():
-            counts[message.role] += int(dropped[message.start : message.end].sum())
-    return counts
-
-
-def holds_usage(body: bytes) -> bool:
-    """Whether a body, or a part of a stream, may hold a usage. Most parts of a stream do not."""
-    return b'"usage"' in body
 
 
 def with_losses(body: bytes, path: str, losses: Mapping[str, Any], edits: Edits = ()) -> bytes:
@@ -74,11 +65,9 @@ def with_losses(body: bytes, path: str, losses: Mapping[str, Any], edits: Edits 
     lines = body.split(b"\n")
     for number, line in enumerate(lines):
         start = line.find(b"{")
-        if holds_usage(line) and line[:start] in (b"", b"data: "):
-            try:
+        if USAGE in line and line[:start] in (b"", b"data: "):
+            with suppress(msgspec.DecodeError):  # a part of an event, or no JSON object
                 lines[number] = line[:start] + _in_answer(line[start:], details, losses, edits)
-            except msgspec.DecodeError:
-                continue  # a part of an event, or no JSON object
     return b"\n".join(lines)
 
 
@@ -100,13 +89,7 @@ def _in_answer(text: bytes, details: str, losses: Mapping[str, Any], edits: Edit
         return text
     if losses:
         usage[details] = {**(usage.get(details) or {}), **losses}
-    inner["usage"] = _raw(usage)
+    changed: dict[str, Any] = {**inner, "usage": usage}
     if edits and outer != "message":  # at a stream's start, Anthropic's client would warn of an unknown type
-        inner["context_management"] = _raw({"applied_edits": edits})
-    if outer is not None:
-        answer[outer] = _raw(inner)
-    return msgspec.json.encode(answer)
-
-
-def _raw(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
+        changed["context_management"] = {"applied_edits": edits}
+    return msgspec.json.encode(changed if outer is None else {**answer, outer: changed})

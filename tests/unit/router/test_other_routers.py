@@ -8,6 +8,7 @@ import pytest
 from ray import serve
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import DeploymentUnavailableError
+from starlette.applications import Starlette
 
 from router import deployment
 from router.deployment import RouterDeployment
@@ -136,7 +137,7 @@ async def test_others_serve_if_one_of_them_has_its_app(others_serve, attempts, s
 
 async def test_a_router_serves_once_it_has_its_app():
     async def build():
-        return SimpleNamespace()
+        return Starlette()
 
     router = object.__new__(RouterDeployment)
     router._app = Gate(build, 3600.0, router.serves)

@@ -294,4 +294,4 @@ async def test_a_websocket_needs_a_key(tmp_path):
     for headers in [], [(b"authorization", b"Bearer key-1")]:
         scope = {"type": "websocket", "path": "/v1/realtime", "headers": headers}
         await KeyMiddleware(app, keys)(scope, None, send)
-    assert (sent, len(passed)) == ([{"type": "websocket.close", "code": 1008}], 1)
+    assert (sent, len(passed)) == ([{"type": "websocket.close", "code": 1008, "reason": ""}], 1)

@@ -288,7 +288,7 @@ async def test_a_body_whose_time_is_over_in_this_moment_can_be_given_up(memory):
     assert not late.done()
     clock.now = 1.0
     with budget.reading(asyncio.Timeout(None)) as reading:
-        budget.add(reading, 2 * len(CHUNK))
+        budget.grown(reading, 2 * len(CHUNK))
         assert budget.held_bytes == 2 * len(CHUNK)
     with pytest.raises(TimeoutError):
         await late
@@ -299,5 +299,5 @@ async def read_late(budget, timeouts):
     async with asyncio.timeout(0.0) as timeout:
         with budget.reading(timeout) as reading:
             timeouts.append(timeout)
-            budget.add(reading, len(CHUNK))
+            budget.grown(reading, len(CHUNK))
             await asyncio.Event().wait()
