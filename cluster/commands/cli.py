@@ -40,7 +40,7 @@ LAZY: dict[str | None, dict[str, str]] = {
         "bench": "benchmarks.commands:app",
         "eval": "evals.commands.evaluate:evaluate",
         "calibrate": "evals.commands.calibrate:calibrate",
-        "heads": "cluster.commands.heads:heads",
+        "heads": "evals.commands.heads:heads",
         "models": "evals.commands.models:app",
     },
 }

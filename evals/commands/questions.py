@@ -13,14 +13,20 @@ from skim_common.models.source import located
 
 
 def questions(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSONL of questions with marked evidence.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="JSONL of questions with marked evidence, or a folder with one.")
+    ],
     speculator: Speculator = Path("demo_models/speculator"),
     ways: Annotated[
-        str, typer.Option(metavar="WAY[;WAY...]", help="Ways of scoring, with semicolons between them.")
-    ] = "heads, windows;lexical",
+        str,
+        typer.Option(
+            metavar="WAY[;WAY...]",
+            help="Ways of scoring, with semicolons between them. Those of words alone need no model but its tokenizer.",
+        ),
+    ] = "plain BM25;plain BM25, neighbours;lexical;heads, windows",
     keep_rates: Annotated[str, typer.Option(metavar="R[,R...]", help="Shares of the prompt to keep.")] = "0.1,0.2",
     prompts: Annotated[int, typer.Option(min=1, help="Most questions of each set.")] = 50,
-    most_gold: Annotated[float, typer.Option(min=0.01, max=1, help="Leave out more evidence in a text.")] = 1.0,
+    most_gold: Annotated[float, typer.Option(min=0.01, max=1, help="Leave out more evidence in a text.")] = 0.1,
     speculator_options: SpeculatorOptions = "{}",
     journal: Journal = None,
     json_file: JsonFile = None,

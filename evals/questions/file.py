@@ -5,7 +5,7 @@ answer: `gold` (character ranges of the document that hold the evidence, [[start
 which one is enough; of a question with choices the letter), `choices` (texts), `score` (evidence, choice, f1, exact or
 contains), `set` (a name). Without `score` it is choice with choices, f1 with answers, else evidence. Texts with ids
 stand in a second file beside it, whose lines have `id` and `text`: `questions.jsonl` has `documents.jsonl`. Both may be
-gzipped (`.jsonl.gz`).
+gzipped (`.jsonl.gz`). A folder stands for the file `questions.jsonl` or `questions.jsonl.gz` in it.
 """
 
 import gzip
@@ -41,7 +41,9 @@ class Question:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """The questions of a file, in its order. Raises SkimError that names file and line for what is no question."""
+    """The questions, in the order of the file. Raises SkimError that names file and line for what is no question."""
+    if path.is_dir():
+        path = next(iter(sorted(path.glob("questions.jsonl*"))), path / "questions.jsonl")
     texts = {}
     beside = path.with_name(path.name.replace("questions", "documents", 1))
     if beside != path and beside.exists():

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from evals.selection.evidence import evidence_spans
 from evals.selection.prompts import template_messages
@@ -80,12 +81,18 @@ async def importance_of(
     return (await scores_of(engine, reading)).importance
 
 
+def kept_tokens(layout: TextLayout, importance: Float32Array, options: SelectionOptions) -> npt.NDArray[np.bool_]:
+    """The tokens that a fresh selection keeps, bool [M]."""
+    kept = np.zeros(importance.size, bool)
+    kept[select(importance, options, layout)[0]] = True
+    return kept
+
+
 def kept_share(
     layout: TextLayout, evidence: Sequence[tuple[int, int]], importance: Float32Array, options: SelectionOptions
 ) -> float:
     """The share of the tokens in the spans `evidence` that a fresh selection keeps."""
-    kept = np.zeros(importance.size, bool)
-    kept[select(importance, options, layout)[0]] = True
+    kept = kept_tokens(layout, importance, options)
     return float(kept[mask_of(evidence, kept.size)].mean())
 
 

@@ -5,6 +5,7 @@ import pytest
 from skim_common.errors import SkimError
 from speculator_service.scoring.heads import Head, HeadProfile, known, load
 from tests.unit.conftest import MODELS
+from tests.unit.evals.questions.texts import GOLD, TEXT, written
 
 PROFILE = HeadProfile(
     model="owner/some", fingerprint="f", question=0.5, last=0.5, heads=(Head(layer=1, head=2, weight=0.5),)
@@ -50,6 +51,22 @@ def test_the_profile_is_saved_where_engines_look_or_where_it_is_told(skim, engin
     assert (load(tmp_path / output) if output else known("f")) == PROFILE
     assert (known("f") is None) == (output is not None)
     assert "(1, 2) 0.5" in ran.out
+
+
+def test_what_the_heads_earn_is_measured_on_questions(skim, engine, tmp_path, monkeypatch):
+    gains = []
+
+    async def gold_kept(given, tokenizer, question, ways, keep_rates):
+        gains.append(question.question)
+        return {"heads, windows": [[0.75], []], "lexical": [[0.5], []]}
+
+    monkeypatch.setattr("evals.questions.kept.gold_kept", gold_kept)
+    lines = [{"document": TEXT, "question": "What leaks?", "gold": [GOLD], "set": name} for name in ("one", "two")]
+    written(tmp_path / "questions.jsonl", lines)
+    ran = skim("heads", MODELS / "speculator", "--questions", tmp_path)
+    assert ran.code == 0, ran.err
+    assert (len(gains), known("f").gain_over_words) == (2, 0.25)
+    assert "+0.250" in ran.out
 
 
 def test_a_user_without_a_home_is_told_before_the_engine_starts(skim, engine, tmp_path, monkeypatch):
