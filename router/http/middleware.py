@@ -17,8 +17,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CURRENT, CallState, nothing
 from router.dispatch.telemetry import TracedRequest, traced_request
-from router.http.body_fields import BodyFields, hinted_priority, read_fields
-from router.http.body_limits import BodyBudget, check_headers, read_body
+from router.http.body import BodyBudget, BodyFields, check_headers, hinted_priority, read_body, read_fields
 from router.http.response import DeferredResponse
 from router.options.errors import HttpError, RefusedError
 from router.options.headers import read_deadline, read_later_requests

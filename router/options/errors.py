@@ -43,18 +43,19 @@ class HttpError:
     @classmethod
     def of(cls, error: Exception) -> "HttpError":
         """The response for any error. An unexpected error shows the client no internals."""
+        message = _encodable(str(error))
         if isinstance(error, InvalidRequestError | ModelError):
             param = _encodable(error.param) if isinstance(error, InvalidOptionError) else None
-            return cls(400, "BadRequestError", _encodable(str(error)), param)
+            return cls(400, "BadRequestError", message, param)
         if isinstance(error, EngineUnavailableError):
-            return cls(503, "ServiceUnavailableError", _encodable(str(error)), retry_after_s=error.retry_after_s)
+            return cls(503, "ServiceUnavailableError", message, retry_after_s=error.retry_after_s)
         if isinstance(error, DeadlineError):
-            return cls(504, "GatewayTimeoutError", str(error))
+            return cls(504, "GatewayTimeoutError", message)
         if isinstance(error, RefusedError):
-            return cls(error.status, error.type, _encodable(str(error)), retry_after_s=error.retry_after_s)
-        if isinstance(error, SkimError):
-            return cls(500, "InternalServerError", _encodable(str(error)))
-        return cls(500, "InternalServerError", "an internal error stopped this request; the server's log has the cause")
+            return cls(error.status, error.type, message, retry_after_s=error.retry_after_s)
+        if not isinstance(error, SkimError):
+            message = "an internal error stopped this request; the server's log has the cause"
+        return cls(500, "InternalServerError", message)
 
     @property
     def headers(self) -> dict[str, str]:

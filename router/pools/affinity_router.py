@@ -1,8 +1,7 @@
 """Serve's request router for the pools: replicas by affinity within bounds of load (`router.pools.prefix_affinity`).
 
-Besides Serve's public `choose_replicas` and `on_request_routed` it overrides `_choose_replica_for_request` and
-`_fulfill_next_pending_request`, which are not public (docs/hooks.md). The caller's wish is in the handle's option
-`session_id`, which Serve carries to this class and nowhere else.
+The caller's wish is in the handle's option `session_id`, which Serve carries to this class and nowhere else. The two
+methods with a leading underscore are not public in Serve (docs/hooks.md).
 """
 
 import random

@@ -119,7 +119,8 @@ class PoolStates:
 class ColdStart:
     """Wakes pools: one call at a time waits for each, and a pool that answers takes requests.
 
-    handles: the pools by name. on_answer: is called with the name of a pool that answered."""
+    handles: the pools by name. on_answer: is called with the name of a pool that answered.
+    """
 
     def __init__(self, handles: Mapping[str, DeploymentHandle], on_answer: Callable[[str], None]) -> None:
         self._handles, self._on_answer = handles, on_answer

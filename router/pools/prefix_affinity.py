@@ -1,19 +1,12 @@
 """Which replicas a request prefers, so that prompts with the same prefix meet the same caches. Pure: no Ray.
 
-**The key.** A prompt's key is the hash of its tokens up to `WINDOW` past the part that its template puts before the
-first user message (chat template, system prompt, tools). All turns of a conversation and all questions about one
-document have the same key; different documents under one system prompt have different keys. Every router computes the
-same key without asking another.
+A prompt's key is the hash of its tokens up to `WINDOW_BLOCKS` past what its template puts before the first user message
+(docs/architecture/request-path.md, "Affinity"). A preamble that clients repeat would send all of them to one replica.
+So a prefix of d tokens is shared if at least `BRANCHES` prompts continued it in different ways by d tokens or more; the
+key then goes `WINDOW_BLOCKS` past the longest shared prefix. Each router learns this from its own requests.
 
-A long preamble that clients repeat in the user message or in raw prompts would send all of them to one replica.
-Therefore a router remembers the prefixes that it has seen. A prefix of d tokens is shared if at least `BRANCHES`
-different prompts continued it by d tokens or more; the key then goes `WINDOW` past the longest shared prefix. Routers
-learn this one by one, each from its own requests.
-
-**The replica.** Every router ranks the replicas by a hash of key and replica (rendezvous hashing, Thaler and
-Ravishankar 1998). The first one takes the request unless it runs many more requests than the average (consistent
-hashing with bounded loads, Mirrokni et al. 2016). Then the next one takes it, so that a popular prefix spreads in a
-fixed order.
+The replicas are ranked by a hash of key and replica (rendezvous hashing, Thaler and Ravishankar 1998), within bounds of
+load (consistent hashing with bounded loads, Mirrokni et al. 2016).
 """
 
 import math

@@ -68,14 +68,13 @@ def fail_fast(node: Any, copies: dict[int, Any] | None = None) -> Any:
     copies = {} if copies is None else copies
     if id(node) not in copies:
         if isinstance(node, dict):
-            kind = node.get("type")  # a schema among the names of an object's fields, where a field is called "type"
-            skipped = _VALUES if isinstance(kind, str) else ()
+            # A dict of an object's fields may have a field that is called "type": its value is a schema.
+            kind = node["type"] if isinstance(node.get("type"), str) else None
+            skipped = _VALUES if kind else ()
             copy: Any = {n: part if n in skipped else fail_fast(part, copies) for n, part in node.items()}
-            if isinstance(kind, str) and kind in _MANY:
-                copy["fail_fast"] = True
+            copies[id(node)] = {**copy, "fail_fast": True} if kind in _MANY else copy
         else:
-            copy = type(node)(fail_fast(part, copies) for part in node)
-        copies[id(node)] = copy
+            copies[id(node)] = type(node)(fail_fast(part, copies) for part in node)
     return copies[id(node)]
 
 
@@ -104,10 +103,9 @@ def _text_of(error: Any) -> str:
 
 def _param_of(errors: Iterable[Any]) -> str | None:
     described = [error for error in errors if isinstance(error, dict)]
-    for error in described:
-        cause = error.get("ctx", {}).get("error")
-        if isinstance(cause, VLLMValidationError):
-            return cause.parameter
+    causes = (error.get("ctx", {}).get("error") for error in described)
+    if (cause := next((one for one in causes if isinstance(one, VLLMValidationError)), None)) is not None:
+        return cause.parameter
     return _place_of(described[0]) if described else None
 
 

@@ -20,7 +20,6 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from kv_transfer.limits import reserved_names
 from kv_transfer.messages import ADAPTER, GenerateOutput, TokenLogprob
-from kv_transfer.reply_pieces import PromptLogprobs
 from router.admission.api_keys import FIRST_PRIORITY
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Prompt, Request
@@ -34,12 +33,11 @@ from skim_common.errors import InvalidRequestError, SkimError
 
 logger = logging.getLogger(__name__)
 
-
 _SLICE = 256
 """Positions of a prompt whose log probabilities are converted at a time."""
 
-# Arguments of `generate` that are passed on to the target's engine.
 _ENGINE_ARGS = ("trace_headers", "reasoning_ended", "reasoning_parser_kwargs")
+"""Arguments of `generate` that are passed on to the target's engine."""
 
 
 async def _false(self: Any) -> bool:
@@ -50,15 +48,11 @@ async def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
     """The engines do it by themselves; closing the generator of `generate` aborts a request in both pools."""
 
 
-def _unsupported(what: str) -> Exception:
-    return _as_vllm_error(InvalidRequestError(f"the router does not take {what}; ask the engines' own servers"), None)
-
-
 def _refusing(what: str) -> Callable[..., Any]:
     """A method for what only engines do."""
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
-        raise _unsupported(what)
+        raise VLLMValidationError(f"the router does not take {what}; ask the engines' own servers")
 
     return refuse
 
@@ -108,7 +102,10 @@ class PooledEngineClient(EngineClient):
         except Exception as error:
             if not isinstance(error, SkimError):
                 logger.exception("request %s failed in the router", request_id)
-            raise _as_vllm_error(error, call) from None
+            call.error = shown = HttpError.of(error)  # vLLM may have started the response
+            if shown.status == HTTPStatus.BAD_REQUEST:
+                raise VLLMValidationError(shown.message, parameter=shown.param) from None
+            raise GracefulHTTPError(shown.message, HTTPStatus(shown.status)) from None
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
@@ -117,21 +114,11 @@ class PooledEngineClient(EngineClient):
         """The front announces an adapter. Each replica of the target has loaded those of its list before it served, and
         loads no others."""
         if lora_request.lora_name not in self._adapters:
-            raise _unsupported("further LoRA adapters: name them in target.engine_options.lora_modules")
+            _refusing("further LoRA adapters: name them in target.engine_options.lora_modules")(self)
         return True
 
     def shutdown(self, timeout: float | None = None) -> None:
         """The pools run on without the router."""
-
-
-def _as_vllm_error(error: Exception, call: CallState | None) -> Exception:
-    """The vLLM exception with the right status. The call keeps the error: vLLM may have started the response."""
-    shown = HttpError.of(error)
-    if call is not None:
-        call.error = shown
-    if shown.status == HTTPStatus.BAD_REQUEST:
-        return VLLMValidationError(shown.message, parameter=shown.param)
-    return GracefulHTTPError(shown.message, HTTPStatus(shown.status))
 
 
 def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: Mapping[str, Any]) -> Prompt:
@@ -142,7 +129,7 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
         raise InvalidRequestError("images, audio and video are not served here; send the text alone")
     if reserved := reserved_names(params.extra_args or ()):
         raise InvalidRequestError(f"{reserved[0]} is reserved for the server; leave it out")
-    request = call.request
+    request, text = call.request, prompt.get("prompt")
     least = request.caller.key.min_priority if request.caller else FIRST_PRIORITY
     # A hint is no demand: it goes as far as the key allows.
     priority = kwargs.get("priority") or (request.hinted_priority and max(request.hinted_priority, least))
@@ -150,24 +137,22 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
         raise InvalidRequestError("the priority header must be an integer of 64 bits")
     if priority < least:
         raise InvalidRequestError(f"priority must be at least {least} with this API key")
-    if request.edits and prompt.get("prompt") not in call.chats:
+    if request.edits and text not in call.chats:
         raise InvalidOptionError(f"{FIELD} has no effect on prompts that no chat template makes; leave it out", FIELD)
     if request.keep_fields is not None:
-        request.keep_fields.check(prompt.get("prompt") if prompt.get("prompt") in call.chats else None)
+        request.keep_fields.check(text if text in call.chats else None)
     engine_args = {name: kwargs[name] for name in _ENGINE_ARGS if kwargs.get(name) is not None}
     if (lora := kwargs.get("lora_request")) is not None:
         engine_args[ADAPTER] = lora.lora_name
-    cache_salt = request.salt(prompt.get("cache_salt"), engine_args.get(ADAPTER))
     if (largest := max(prompt["prompt_token_ids"])) >= 2**31:
         raise InvalidRequestError(f"Token id {largest} is out of vocabulary")
-    text = prompt.get("prompt")
-    ids, offsets = np.asarray(prompt["prompt_token_ids"], np.int32), prompt.get("prompt_token_offsets")
+    ids = np.asarray(prompt["prompt_token_ids"], np.int32)
     return Prompt(
-        RenderedPrompt(ids, text, offsets, call.chats.get(text)),
+        RenderedPrompt(ids, text, prompt.get("prompt_token_offsets"), call.chats.get(text)),
         sampling=msgspec.to_builtins(params, builtin_types=(bytes,)),
         max_tokens=params.max_tokens or 0,
         prompt_logprobs=params.prompt_logprobs is not None,
-        cache_salt=cache_salt,
+        cache_salt=request.salt(prompt.get("cache_salt"), engine_args.get(ADAPTER)),
         priority=priority,
         engine_args=engine_args,
     )
@@ -175,11 +160,15 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
 
 async def _request_output(request_id: str, prompt: Mapping[str, Any], output: GenerateOutput) -> RequestOutput:
     """A GenerateOutput in vLLM's form. It holds the client's whole prompt, so that usage counts all of its tokens."""
+    positions, scores = output.prompt_logprobs or [], list[Any]()
+    for begin in range(0, len(positions), _SLICE):
+        scores += [one and _by_id(one) for one in positions[begin : begin + _SLICE]]
+        await asyncio.sleep(0)  # other requests run in between: a long prompt takes seconds
     return RequestOutput(
         request_id=request_id,
         prompt=prompt.get("prompt"),
         prompt_token_ids=prompt["prompt_token_ids"],
-        prompt_logprobs=await _prompt_logprobs(output.prompt_logprobs),
+        prompt_logprobs=None if output.prompt_logprobs is None else scores,
         outputs=[
             CompletionOutput(
                 index=completion.index,
@@ -196,17 +185,6 @@ async def _request_output(request_id: str, prompt: Mapping[str, Any], output: Ge
         num_cached_tokens=output.cached_tokens,
         num_cache_creation_tokens=output.created_tokens,
     )
-
-
-async def _prompt_logprobs(positions: PromptLogprobs | None) -> list[Any] | None:
-    """Other requests run in between: a long prompt takes seconds."""
-    if positions is None:
-        return None
-    converted: list[Any] = []
-    for begin in range(0, len(positions), _SLICE):
-        converted += [one and _by_id(one) for one in positions[begin : begin + _SLICE]]
-        await asyncio.sleep(0)
-    return converted
 
 
 def _by_id(candidates: list[TokenLogprob]) -> dict[int, Logprob]:

@@ -9,7 +9,7 @@ from kv_transfer.codec import decode, encode
 from kv_transfer.drafts import DraftReply, DraftRequest
 from kv_transfer.messages import GenerateOutput, GenerateRequest, KeptPrompt, Selection, SelectRequest, SessionHandle
 from kv_transfer.options import SelectionOptions
-from router.http.body_fields import parse_body
+from router.http.body import parse_body
 from router.options.request import DECODE, PREFILL, PrefillOptions, SpeculationOptions, read_decode
 from skim_common.errors import InvalidRequestError, SkimError
 from skim_common.models.info import ModelInfo

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from router.http.body_fields import parse_body
+from router.http.body import parse_body
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat
 from router.prompt.control_tokens import ControlTokens

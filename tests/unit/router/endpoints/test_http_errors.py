@@ -145,8 +145,8 @@ async def test_reserved_fields_are_refused(client, pools, document, path):
 
 async def test_reserved_arguments_are_refused_behind_the_middleware_too(client, pools, document, monkeypatch):
     """The engine client refuses reserved arguments even if the middleware lets them through."""
-    monkeypatch.setattr("router.http.body_fields._RESERVED", ())
-    monkeypatch.setattr("router.http.body_fields.reserved_names", lambda names: ())
+    monkeypatch.setattr("router.http.body._RESERVED", ())
+    monkeypatch.setattr("router.http.body.reserved_names", lambda names: ())
     for fields in ({"kv_transfer_params": {"a": 1}}, {"vllm_xargs": {"skim_positions": "0"}}):
         error = await refused(client, ENDPOINTS[0], request_body(ENDPOINTS[0], document, **fields), 400)
         assert "is reserved for the server" in error.message

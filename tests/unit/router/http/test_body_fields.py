@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from router.http import body_fields
-from router.http.body_fields import parse_body, read_fields
+from router.http import body as http_body
+from router.http.body import parse_body, read_fields
 from router.options.errors import InvalidOptionError
 from tests.unit.router.bodies import minimal_body
 from tests.unit.router.endpoints.test_endpoints import ENDPOINTS
@@ -167,7 +167,7 @@ def test_what_fits_passes(body):
 
 @pytest.mark.parametrize("text", ["a", "an emoji \U0001f600", 'texts that keep a "keep"'])
 async def test_an_ordinary_body_is_parsed_once_and_in_no_thread(monkeypatch, text):
-    for owner, name in ((json, "loads"), (body_fields, "parse_body")):
+    for owner, name in ((json, "loads"), (http_body, "parse_body")):
         monkeypatch.setattr(owner, name, lambda *args, **kwargs: pytest.fail("a second parse"))
     fields = {"prompt": list(range(0, 150_000, 11)), "temperature": 1.5e-7, "seed": 2**59, "stop": text}
     assert (await read_fields(json.dumps(fields).encode(), CHAT)).fields == fields

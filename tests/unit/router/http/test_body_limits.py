@@ -9,8 +9,8 @@ import json
 import pytest
 from starlette.datastructures import Headers
 
-from router.http import body_limits
-from router.http.body_limits import (
+from router.http import body as http_body
+from router.http.body import (
     FREE_BYTES,
     MAX_HEADER_BYTES,
     RETRY_S,
@@ -29,7 +29,7 @@ CHUNK, SMALL_BODY = bytes(FREE_BYTES + 1), bytes(FREE_BYTES)
 @pytest.fixture
 def memory(monkeypatch):
     """Sets the memory for all bodies."""
-    return lambda size: monkeypatch.setattr(body_limits, "MAX_MEMORY_BYTES", size)
+    return lambda size: monkeypatch.setattr(http_body, "MAX_MEMORY_BYTES", size)
 
 
 class Client:
@@ -84,7 +84,7 @@ async def test_a_wrong_length_is_refused(length):
 
 @pytest.mark.parametrize("client", [Client(ends=False), Client(b"01", b"2", ends=False)])
 async def test_a_body_that_does_not_end_times_out(client, monkeypatch):
-    monkeypatch.setattr(body_limits, "TIMEOUT_S", 0.01)
+    monkeypatch.setattr(http_body, "TIMEOUT_S", 0.01)
     error = await refusal(client, {"content-length": "9"})
     assert (error.status, error.type) == (408, "RequestTimeoutError")
 

@@ -1,19 +1,42 @@
-"""What the router itself reads of a request's JSON body, and the values that it refuses before vLLM's app sees them."""
+"""Reads a request's body, within limits of size, time and memory, and what the router itself needs of its JSON.
 
+The bodies that a router reads at the same time have a bounded size; beyond it, the slowest one is given up. Reserved
+lengths would let a few clients that declare much and send nothing keep all others out. So only bytes that have arrived
+count, and the body with the fewest bytes per second goes first: a slow client loses its own place, and nobody waits for
+one. Values that nothing behind this could hold are refused before vLLM's app sees them.
+"""
+
+import asyncio
 import json
 import math
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Receive
 
 from kv_transfer.limits import reserved_names
 from router.dispatch.apart import apart
-from router.options.errors import InvalidOptionError
+from router.options.errors import InvalidOptionError, RefusedError
+from router.options.headers import whole_number
 from router.options.nesting import MAX_DEPTH, too_deep
 from router.options.request import clipped
 from router.prompt.keep_fields import KeepFields, extract_keep_fields
+
+MAX_HEADER_BYTES = 32 * 2**10
+TIMEOUT_S = 60.0
+"""A request whose body takes longer to arrive gets a 408."""
+MAX_MEMORY_BYTES = 256 * 2**20
+"""Of the bodies over `FREE_BYTES` that a router is reading; above it the slowest gets a 503."""
+
+FREE_BYTES = 64 * 2**10
+"""A smaller body does not count and is never given up: uvicorn holds as much of a connection (its HIGH_WATER_LIMIT)."""
+
+RETRY_S = 5
 
 # What vLLM's schema of /v1/messages lacks, and without which an answer would be another one.
 _OF_ANTHROPIC = ("mcp_servers", "container", "compaction", "thread", "output_format")
@@ -25,6 +48,98 @@ _WITHOUT_EFFECT = ("return_token_offsets", "return_assistant_tokens_mask", "rout
 _LOWEST, _HIGHEST = -(2**63), 2**64 - 1
 _MAX_DIGITS = 20
 _ZERO_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+
+
+@dataclass(eq=False)
+class _Reading:
+    """One body while it is read. size: bytes that have arrived."""
+
+    timeout: asyncio.Timeout
+    began: float
+    size: int = 0
+    given_up: bool = False
+
+    @property
+    def counts(self) -> bool:
+        return self.size > FREE_BYTES and not self.given_up
+
+
+class BodyBudget:
+    """One body alone may be larger than the budget. clock: seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._readings: dict[_Reading, None] = {}  # in the order of their beginning
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that count now."""
+        return sum(reading.size for reading in self._readings if reading.counts)
+
+    @contextmanager
+    def reading(self, timeout: asyncio.Timeout) -> Iterator[_Reading]:
+        """A body that is read while the context lasts. timeout: of the wait for it, which ends if it is given up."""
+        reading = _Reading(timeout, self._clock())
+        self._readings[reading] = None
+        try:
+            yield reading
+        finally:
+            del self._readings[reading]
+
+    def grown(self, reading: _Reading, size: int) -> None:
+        """Count `size` bytes of it by now. Raises TimeoutError if it is itself given up."""
+        reading.size = size
+        while reading.counts and self.held_bytes > MAX_MEMORY_BYTES:
+            counted, now = [one for one in self._readings if one.counts], self._clock()
+            if len(counted) == 1:
+                return
+            slowest = min(counted, key=lambda one: one.size / max(now - one.began, 1e-3))
+            slowest.given_up = True
+            if not slowest.timeout.expired():  # one that has expired cannot be changed, and wakes its task anyhow
+                slowest.timeout.reschedule(0.0)
+        if reading.given_up:
+            raise TimeoutError
+
+
+def check_headers(headers: Headers) -> None:
+    """Raise RefusedError if the headers are larger than any client's (431)."""
+    if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
+        text = f"the headers have more than {MAX_HEADER_BYTES} bytes; send the rest in the body"
+        raise RefusedError(431, "RequestTooLargeError", text)
+
+
+async def read_body(headers: Headers, receive: Receive, max_bytes: int, budget: BodyBudget) -> bytes:
+    """The whole body, or its beginning if the client is gone. max_bytes: of this body. budget: of all requests of this
+    router.
+
+    Raises RefusedError: 413, 408, 400 for a wrong length, 503 if the body was given up for faster ones.
+    """
+    declared = whole_number(headers.get("content-length", "0"))
+    if declared is None:
+        raise RefusedError(400, "BadRequestError", "the header content-length must be a number of bytes")
+    too_large = f"the body has more than {max_bytes} bytes, this server's limit; shorten it"
+    if declared > max_bytes:
+        raise RefusedError(413, "RequestTooLargeError", too_large)
+    reading: _Reading | None = None
+    body = bytearray()  # a list of chunks of one byte would take 40 times their memory
+    try:
+        async with asyncio.timeout(TIMEOUT_S) as timeout:
+            with budget.reading(timeout) as reading:
+                more = True
+                while more:
+                    message = await receive()
+                    body += message.get("body", b"")
+                    if len(body) > max_bytes:
+                        raise RefusedError(413, "RequestTooLargeError", too_large)
+                    budget.grown(reading, len(body))
+                    more = message.get("more_body", False)  # False also if the client is gone
+                return bytes(body)
+    except TimeoutError:
+        if reading is not None and reading.given_up:
+            text = "the server reads too many large bodies, and this one arrives more slowly than others"
+            raise RefusedError(503, "ServiceUnavailableError", f"{text}; try again later", RETRY_S) from None
+        text = f"the body did not arrive within {TIMEOUT_S:g} s; send it faster, or shorten it"
+        raise RefusedError(408, "RequestTimeoutError", text) from None
 
 
 class BodyFields(NamedTuple):
@@ -102,9 +217,9 @@ def _checked(fields: Any, body: bytes, path: str) -> BodyFields:
     if not isinstance(fields, dict):
         return BodyFields({}, None, body)
     # With these a client could change the prompt or the positions that the target uses.
-    xargs = fields.get("vllm_xargs")
     reserved = [name for name in _RESERVED if fields.get(name) is not None]
-    reserved += [f"vllm_xargs.{name}" for name in (reserved_names(xargs) if isinstance(xargs, dict) else ())]
+    if isinstance(xargs := fields.get("vllm_xargs"), dict):
+        reserved += [f"vllm_xargs.{name}" for name in reserved_names(xargs)]
     if reserved:
         raise InvalidOptionError(f"{reserved[0]} is reserved for the server; leave it out", reserved[0])
     of_anthropic = path.endswith(("/messages", "/messages/count_tokens"))
@@ -116,20 +231,16 @@ def _checked(fields: Any, body: bytes, path: str) -> BodyFields:
             raise InvalidOptionError(f"{name} must not be null; leave it out", name)
     if not isinstance(fields.get("structured_outputs"), dict | None):
         raise InvalidOptionError("structured_outputs must be an object", "structured_outputs")
-    _refuse_wide_token_ids(fields.get("logit_bias"))
-    keep_fields = extract_keep_fields(fields, path)
-    if keep_fields is not None:
-        body = json.dumps(fields, ensure_ascii=False).encode()
-    return BodyFields(fields, keep_fields, body)
-
-
-def _refuse_wide_token_ids(logit_bias: Any) -> None:
-    """The names in a `logit_bias` are token ids. vLLM reads them with `int`, and refuses what is no integer."""
-    for name in logit_bias if isinstance(logit_bias, dict) else ():
+    # The names in a `logit_bias` are token ids. vLLM reads them with `int`, and refuses what is no integer.
+    for name in bias if isinstance(bias := fields.get("logit_bias"), dict) else ():
         with suppress(ValueError):
             if not _LOWEST <= int(name) <= _HIGHEST:
                 field = f"logit_bias.{clipped(name)}"
                 raise InvalidOptionError(f"{field} is not a token id", field)
+    keep_fields = extract_keep_fields(fields, path)
+    if keep_fields is not None:
+        body = json.dumps(fields, ensure_ascii=False).encode()
+    return BodyFields(fields, keep_fields, body)
 
 
 def hinted_priority(fields: Mapping[str, Any]) -> int:
