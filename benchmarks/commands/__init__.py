@@ -18,17 +18,10 @@ COMMANDS = {
     "benchmarks.load.commands": (
         "goodput",
         "batch",
-        "refusals",
-        "hostile",
         "interference",
-        "cpu",
     ),
-    "benchmarks.replay.commands": ("replay",),
     "benchmarks.sessions.commands": ("sessions",),
-    "benchmarks.engines.commands": (
-        "decode",
-        "acceptance",
-    ),
+    "benchmarks.engines.commands": ("decode",),
     "benchmarks.scaling.commands": ("scale",),
     "evals.commands.agents": ("agents",),
     "evals.commands.evidence": ("evidence",),

@@ -42,10 +42,6 @@ class DecodeOptions:
     drafts: Drafts = 4
     rounds: Annotated[int, typer.Option(min=1, help="Number of measured rounds, after one warm-up round.")] = 3
     ignore_eos: IgnoreEos = False
-    target_layers: Annotated[
-        int | None,
-        typer.Option(help="Pad the target to this number of layers. Its answers stay the same, its steps cost more."),
-    ] = None
     modes: Annotated[
         str | None, typer.Option(metavar="MODE[,MODE...]", help="Measure only these modes; plain is always measured.")
     ] = None
@@ -72,31 +68,3 @@ def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     if wrong is not None:
         raise SkimError(f"--modes: {wrong!r} is not a mode; choose from {', '.join(known)}")
     return words
-
-
-@dataclass(frozen=True)
-class AcceptanceOptions:
-    """A group of options (`cluster.commands.flags`)."""
-
-    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts per length.")] = 16
-    prompt_tokens: Annotated[str, typer.Option(metavar="N[,N...]", help="Prompt lengths in tokens.")] = (
-        "1024,2048,4096,8192"
-    )
-    answer_tokens: AnswerTokens = 64
-    keep_rate: KeepRate = 0.2
-    drafts: Drafts = 4
-    ignore_eos: IgnoreEos = False
-    dtype: Dtype = "float32"
-    documents: Documents = "demo"
-
-
-@grouped
-def acceptance(pair: DemoPair, options: AcceptanceOptions, files: Files) -> None:
-    """Acceptance of drafts by prompt length: a drafter over the whole prompt, over the kept prompt, and vLLM's."""
-    from benchmarks.engines import acceptance as benchmark
-    from benchmarks.engines.decode_engines import DecodeSettings
-
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-    own = {**vars(options), "prompt_tokens": lengths(options.prompt_tokens)}
-    settings = DecodeSettings(**pair.names, **own)
-    measure(benchmark, lambda report: benchmark.run(settings, report), files.json_file, files.plot_file)

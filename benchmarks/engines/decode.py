@@ -7,26 +7,23 @@ token does not count, neither the speculator's nor that of vLLM's draft_model.
 
 The demo pair has two limits. Its answers are short, so the drafts that come with the selection cover most of them: with
 `look_ahead=0` every draft needs a drafting round, and with `ignore_eos` the models continue after their end token. They
-were not trained to agree there, unless target and speculator are the same model. And its target is small:
-`target_layers` gives its steps the cost of a deeper model (benchmarks/engines/padded_target.py).
+were not trained to agree there, unless target and speculator are the same model. And its target is small: a real pair
+shows what drafts save.
 """
 
 import asyncio
 import statistics
-import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.engines.decode_engines import DecodeEngines, DecodeSettings, modes
-from benchmarks.engines.padded_target import pad_target
 from benchmarks.report import plots
 from benchmarks.report.machine import machine
 from benchmarks.report.progress import Progress, silent
-from skim_common.models.source import local_folder, public_name
+from skim_common.models.source import public_name
 
 TITLES = {
     "plain": "plain",
@@ -50,19 +47,12 @@ def run(settings: DecodeSettings, progress: Progress = silent) -> dict[str, Any]
     """Measure; returns `machine`, `settings`, `modes` (see `_summary`) and `speculator_counts`.
 
     With several prompt lengths, `modes` and `speculator_counts` are given for each length under `by_prompt_tokens`.
-    Raises SkimError if an engine does not start or the target cannot be padded.
+    Raises SkimError if an engine does not start.
     """
-    with tempfile.TemporaryDirectory(prefix="skim-target-") as folder:
-        padded: dict[str, Any] = {}
-        if settings.target_layers is not None:
-            parameters = pad_target(
-                Path(local_folder(settings.target, weights=True)), Path(folder), settings.target_layers
-            )
-            padded = {"target_is_padded": True, "target_parameters": parameters}
-        began = machine()
-        blocks = asyncio.run(_run(replace(settings, target=folder) if padded else settings, progress))
+    began = machine()
+    blocks = asyncio.run(_run(settings, progress))
     names = {"target": public_name(settings.target), "speculator": public_name(settings.speculator)}
-    result: dict[str, Any] = {"machine": began, "settings": vars(settings) | names | padded}
+    result: dict[str, Any] = {"machine": began, "settings": vars(settings) | names}
     if len(blocks) > 1:
         return {**result, "by_prompt_tokens": {str(length): block for length, block in blocks.items()}}
     [(result["settings"]["prompt_tokens"], block)] = blocks.items()
@@ -123,11 +113,6 @@ def describe(result: dict[str, Any]) -> str:
         + ("Decoding continues after an end token." if settings["ignore_eos"] else "Decoding stops at an end token.")
     )
     what += models_and_prompts(settings)
-    if settings.get("target_is_padded"):
-        what += (
-            f" The target is padded to {settings['target_layers']} layers ({settings['target_parameters'] / 1e6:.0f} "
-            "million parameters). The added layers change no answer; they make each step cost more."
-        )
     if all(mode["ms_per_round"] is None for modes in by_length.values() for mode in modes.values()):
         what += " No drafting round was needed: the drafts that came with the selection covered the answers."
     else:

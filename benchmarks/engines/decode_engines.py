@@ -61,7 +61,7 @@ class DecodeSettings:
     rounds, after one warm-up round.
 
     prompt_tokens: prompt lengths, measured one after the other on the same engines. look_ahead: tokens that come with
-    the selection and are the first drafts. target_layers: number of layers to pad the target to. modes: names in
+    the selection and are the first drafts. modes: names in
     `MODES`. dtype: of all engines, float32 or bfloat16. documents: `documents.messages`.
     """
 
@@ -76,7 +76,6 @@ class DecodeSettings:
     drafts: int = 4
     rounds: int = 3
     ignore_eos: bool = False
-    target_layers: int | None = None
     modes: tuple[str, ...] = MODES
     dtype: str = "float32"
     documents: Kind = "demo"

@@ -2,26 +2,22 @@
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from benchmarks.commands.lists import values
-from benchmarks.commands.output import Files, JsonFile, PlotFile, measure
+from benchmarks.commands.output import Files, measure
 from benchmarks.commands.pair_options import (
     AnswerTokens,
     DemoPair,
     Dtype,
     KeepRate,
     PairOrRandom,
-    Speculator,
-    Target,
 )
 from cluster.commands.flags import grouped
 from cluster.json_file import write_json
 from skim_common.errors import SkimError
-from skim_common.models.source import located
 
 
 @dataclass(frozen=True)
@@ -51,85 +47,6 @@ def goodput(pair: PairOrRandom, options: GoodputOptions, files: Files) -> None:
 
     own = dict(vars(options))
     settings = benchmark.GoodputSettings(**pair.names(own.pop("target_layers")), **own)
-    measure(benchmark, lambda report: benchmark.run(settings, report), files.json_file, files.plot_file)
-
-
-def refusals(
-    target: Target = Path("demo_models/target"),
-    speculator: Speculator = Path("demo_models/speculator"),
-    prefill_ms: Annotated[
-        float, typer.Option(min=1, help="Time of a prompt in the target, which has one at a time.")
-    ] = 100.0,
-    max_wait_s: Annotated[float, typer.Option(min=0.1, help="The router's max_wait_s.")] = 2.0,
-    loads: Annotated[str, typer.Option(help="Multiples of the sustainable rate.")] = "1,2,3",
-    seconds: Annotated[float, typer.Option(min=1, help="Time of each load.")] = 30.0,
-    seed: Annotated[int, typer.Option(help="Seed of the arrival times.")] = 0,
-    json_file: JsonFile = None,
-    plot_file: PlotFile = None,
-) -> None:
-    """Requests served and refused under too much load, over HTTP, with engines that run no model."""
-    from benchmarks.load import refusals as benchmark
-
-    multiples = values(loads, float, "--loads")
-    if not multiples or min(multiples) <= 0:
-        raise SkimError(f"--loads takes numbers over 0, such as 1,2,3, not {loads!r}")
-    settings = benchmark.RefusalSettings(
-        target=located(str(target), Path.cwd()),
-        speculator=located(str(speculator), Path.cwd()),
-        prefill_ms=prefill_ms,
-        max_wait_s=max_wait_s,
-        loads=multiples,
-        seconds=seconds,
-        seed=seed,
-    )
-    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
-
-
-def hostile(
-    target: Target = Path("demo_models/target"),
-    speculator: Speculator = Path("demo_models/speculator"),
-    clients: Annotated[int, typer.Option(min=1, help="Well-behaved clients.")] = 4,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Time without and with hostile clients, each.")] = 4.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every kind takes its turn.")] = 4,
-    seed: Annotated[int, typer.Option(help="Seed of the first document.")] = 0,
-    json_file: JsonFile = None,
-    plot_file: PlotFile = None,
-) -> None:
-    """Time to first token while other clients harm the server, with engines that run no model."""
-    from benchmarks.load import hostile as benchmark
-
-    settings = benchmark.HostileSettings(
-        target=located(str(target), Path.cwd()),
-        speculator=located(str(speculator), Path.cwd()),
-        clients=clients,
-        seconds=seconds,
-        rounds=rounds,
-        seed=seed,
-    )
-    measure(benchmark, lambda report: benchmark.run(settings, report), json_file, plot_file)
-
-
-@dataclass(frozen=True)
-class CpuOptions:
-    """A group of options (`cluster.commands.flags`)."""
-
-    prompt_tokens: Annotated[int, typer.Option(min=1200, help="Length of the first prompt in tokens.")] = 2048
-    answer_tokens: Annotated[int, typer.Option(min=2, help="Number of tokens per answer.")] = 16
-    keep_rate: Annotated[float, typer.Option(help="Share of the prompt that the speculator keeps.")] = 0.2
-    requests: Annotated[int, typer.Option(min=2, help="Number of requests per table row.")] = 256
-    turns: Annotated[int, typer.Option(min=1, help="Requests of one conversation, each continuing the last.")] = 1
-    at_once: Annotated[str, typer.Option(help="Numbers of requests that run at the same time.")] = "1,32"
-    routers: Annotated[str, typer.Option(help="Numbers of router replicas.")] = "1,2"
-    seed: Annotated[int, typer.Option(help="Seed of the first document.")] = 0
-
-
-@grouped
-def cpu(pair: DemoPair, options: CpuOptions, files: Files) -> None:
-    """CPU time of a chat request by process, with engines that run no model."""
-    from benchmarks.load import cpu as benchmark
-
-    at_once, routers = _positive(options.at_once, "--at-once"), _positive(options.routers, "--routers")
-    settings = benchmark.CpuSettings(**pair.names, **{**vars(options), "at_once": at_once, "routers": routers})
     measure(benchmark, lambda report: benchmark.run(settings, report), files.json_file, files.plot_file)
 
 

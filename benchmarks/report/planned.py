@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from transformers import AutoConfig, LlamaConfig
+from transformers import AutoConfig
 
 from benchmarks.gpu.presets import configs, preset
 from benchmarks.harness.models import SPECULATOR, TARGET, Shape
@@ -26,10 +26,7 @@ from skim_common.models.costs import Read
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-DEMO = ROOT / "demo_models"
 CPU_CHUNK = 2048
-DECODED = ("decode", "decode-long", "decode-long-8", "decode-long-32", "decode-padded")
-"""The results of `skim bench decode` in float32."""
 
 
 class Row(NamedTuple):
@@ -65,12 +62,6 @@ def bench_model(shape: Shape) -> Model:
 def _model(**settings: Any) -> Model:
     config = AutoConfig.for_model(**{"model_type": "llama", **settings})
     return Model.of("model", config.get_text_config())
-
-
-def demo_model(name: str, layers: int | None = None) -> Model:
-    """A demo model, padded to so many layers (`benchmarks.engines.padded_target`)."""
-    config = LlamaConfig.from_pretrained(DEMO / name).to_dict()
-    return _model(**{**config, "num_hidden_layers": layers or config["num_hidden_layers"]})
 
 
 def cpu_engine(model: Model, machine: Machine, **reading: Any) -> PlannedEngine:
@@ -155,32 +146,6 @@ def turns_rows() -> Iterator[Row]:
             yield Row(f"turns: {row['mode']}, turn {row['turn']}", row["ttft_ms"]["median"] / 1e3, predicted)
 
 
-def decode_rows() -> Iterator[Row]:
-    """Seconds per token of the decode results: without drafts, with drafts on request, with vLLM's draft_model.
-
-    The measured tokens per verification are the acceptance. Each pool had one core.
-    """
-    # Half of the cores compute half as much, and reach the bandwidth of the whole machine.
-    machine = replace(cpu(), linear=0.5 * cpu().linear, attention=0.5 * cpu().attention)
-    for name in DECODED:
-        found = results(name)
-        settings = found["settings"]
-        target = cpu_engine(demo_model("target", settings["target_layers"]), machine)
-        speculator = cpu_engine(demo_model("speculator"), machine)
-        kept, batch = settings["keep_rate"] * settings["prompt_tokens"], settings["batch"]
-        contexts = {"plain": 0.0, "remote": settings["prompt_tokens"], "remote_kept": kept, "draft_model": kept}
-        for mode, context in contexts.items():
-            if mode not in found["modes"]:
-                continue
-            measured = found["modes"][mode]
-            drafts = 0 if mode == "plain" else settings["drafts"]
-            # In decode.json the look-ahead covers all drafts, so the remote modes do not draft.
-            drafted = 0 if "remote" in mode and not found["speculator_counts"]["rounds"] else drafts
-            step = target.step_s(batch, kept, 1 + drafts) + drafted * speculator.step_s(batch, context)
-            seconds = step / measured["tokens_per_verify"]
-            yield Row(f"{name}: {mode}", measured["ms_per_token"] / 1e3, seconds)
-
-
 # --- GPU ---
 
 
@@ -239,7 +204,7 @@ def gpu_rows() -> Iterator[Row]:
 
 def checked() -> dict[str, list[Row]]:
     """All predictions by the kind of result."""
-    found = {"ttft": ttft_rows(), "turns": turns_rows(), "decode": decode_rows(), "gpu-ttft": gpu_rows()}
+    found = {"ttft": ttft_rows(), "turns": turns_rows(), "gpu-ttft": gpu_rows()}
     return {name: list(rows) for name, rows in found.items()}
 
 

@@ -8,22 +8,19 @@ import typer
 
 from benchmarks.commands.lists import values
 from benchmarks.commands.output import Files, measure
-from benchmarks.commands.pair_options import PairOrRandom
 from cluster.commands.flags import grouped
 from skim_common.errors import SkimError
 
 
 @dataclass(frozen=True)
 class SessionsOptions:
-    """A group of options (`cluster.commands.flags`), of both parts."""
+    """A group of options (`cluster.commands.flags`)."""
 
     traces: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Traces in kv-cache-tester's format. Default: drawn from their quantiles."),
     ] = None
-    sessions: Annotated[
-        str, typer.Option(help="Numbers of sessions that are tried. Default: 4,8,16,24,32,48,64; on engines 1,2,4,6.")
-    ] = ""
+    sessions: Annotated[str, typer.Option(help="Numbers of sessions that are tried. Default: 4,8,16,24,32,48,64.")] = ""
     keep_rate: Annotated[float, typer.Option(min=0.01, max=1, help="Share kept of what may be dropped.")] = 0.3
     seed: Annotated[int, typer.Option(help="Seed of drawn sessions.")] = 0
 
@@ -44,11 +41,6 @@ class SimulationOptions:
 
 @grouped
 def sessions(
-    engines: Annotated[
-        bool, typer.Option("--engines", help="Measure small models on this machine, in place of the simulation.")
-    ] = False,
-    *,
-    pair: PairOrRandom,
     options: SessionsOptions,
     simulation: SimulationOptions,
     files: Files,
@@ -59,16 +51,6 @@ def sessions(
     if numbers and numbers[0] < 1:
         raise SkimError("--sessions takes whole numbers from 1 up with commas between them")
     own |= {"sessions": numbers} if numbers else {}
-    if engines:
-        if simulation != SimulationOptions():
-            raise SkimError(f"--engines takes none of the simulation's options: {', '.join(vars(simulation))}")
-        from benchmarks.sessions import engines as measured
-
-        settings = measured.EngineSettings(**pair.names(layers=6), **own)
-        measure(measured, lambda report: measured.run(settings, report), files.json_file, files.plot_file)
-        return
-    if pair != PairOrRandom():
-        raise SkimError("--target and --speculator are for --engines; the simulation has the shapes of 70B and 1B")
     from benchmarks.sessions import sessions as simulated
 
     chosen = tuple(name.strip() for name in simulation.systems.split(";") if name.strip())

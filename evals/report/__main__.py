@@ -46,16 +46,11 @@ SUBJECTS = {
     "Load": (
         Section("goodput", "Goodput: requests per second that meet a time to first token", "benchmarks.load.goodput"),
         Section("batch", "A batch of requests, compared with vllm run-batch", "benchmarks.load.batch"),
-        Section("refusals", "Overload over HTTP: served and refused", "benchmarks.load.refusals"),
-        Section("hostile", "Time to first token beside hostile clients", "benchmarks.load.hostile"),
         Section("interference", "Streams while cold prompts are read", "benchmarks.load.interference"),
-        Section("replay", "Replay of a trace", "benchmarks.replay.results"),
         Section("sessions", "Sessions of agents", "benchmarks.sessions.results"),
-        Section("cpu", "CPU time of a request", "benchmarks.load.cpu"),
     ),
     "Inside the engines": (
         Section("decode", "Decoding: plain, remote drafts, vLLM's draft_model", "benchmarks.engines.decode"),
-        Section("acceptance", "Acceptance of drafts by prompt length", "benchmarks.engines.acceptance"),
     ),
     "Scaling": (Section("scale", "Autoscaling under a step of the load", "benchmarks.scaling.scale"),),
     "Faults": (
@@ -69,7 +64,6 @@ SUBJECTS = {
     "Answer quality": (
         Section("eval", "Answer quality by keep rate", "evals.results.keep_rates"),
         Section("families", "Answer quality on real text, over time to first token", "evals.results.families"),
-        Section("lengths", "Answer quality on real text, by prompt length", "evals.results.lengths"),
         Section("answers", "Answers to questions of people", "evals.questions.results"),
         Section("agents", "An agent's answers", "evals.agents.results"),
         Section("questions", "Evidence that people marked", "evals.questions.kept"),

@@ -7,7 +7,6 @@ from benchmarks.report.soak import FAILED
 from benchmarks.report.statistics import in_words
 from evals.questions import results as answers
 from evals.questions.ways import BM25, DEFAULT, NO_DOCUMENT
-from evals.results import families, lengths
 
 Result = dict[str, Any]
 
@@ -58,35 +57,9 @@ def after_the_first_turn(result: Result) -> str:
     return f"{in_words(_total(result, 'auto')['later_over_dense'])} times as long"
 
 
-def later_turns(result: Result) -> str:
-    cells = [cell for cell in result["cells"] if cell["task"] in ("turn 3", "turn 4")]
-    scores = (
-        f"{name} {100 * _mean(cells, selector):.0f}"
-        for name, selector in (("Skim", "auto + guard"), ("dense", "dense"))
-    )
-    return ", ".join(scores)
-
-
-def ratio(result: Result) -> str:
-    return in_words(result["ratio"])
-
-
 def goodput(result: Result) -> str:
     skim, dense = (result["saturation"][name]["rate"] for name in ("skim", "dense"))
     return f"{result['ratio']:.1f} times: {skim:.2f} and {dense:.2f} requests/s"
-
-
-def of_families(selector: str, rate: float) -> Callable[[Result], str]:
-    return lambda result: families.against_dense(result, selector, rate)
-
-
-def by_length(selector: str, rate: float, *length: int) -> Callable[[Result], str]:
-    return lambda result: lengths.against_dense(result, (selector, rate), *length)
-
-
-def default(result: Result) -> str:
-    case = "auto + guard", 0.0
-    return f"{lengths.against_dense(result, case)}; {lengths.first_tokens(result, case)}"
 
 
 def on_gpu(result: Result) -> str:
@@ -97,32 +70,12 @@ def on_gpu(result: Result) -> str:
     return ", ".join(parts)
 
 
-def needles(result: Result) -> str:
-    at_default = [cell for cell in result["cells"] if cell["keep_rate"] in (BENCH_KEEP, 1.0)]
-    means = {name: _mean(at_default, name) for name in ("speculator", "dense", "random", "wrong origin")}
-    return ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
-
-
-def _mean(cells: Iterable[Result], selector: str) -> float:
-    scores = [cell["score"] for cell in cells if cell["selector"] == selector]
-    return sum(scores) / len(scores)
-
-
 def speed(mode: str) -> Callable[[Result], str]:
     return lambda result: f"{in_words(result['modes'][mode]['ratio_to_plain'])} times"
 
 
 def rows_per_s(result: Result) -> str:
     return f"{_total(result, 'auto')['over_baseline']['median']:.2f} times (one round)"
-
-
-def refusals(result: Result) -> str:
-    return f"{result['ratio']:.2f}; a refusal comes after {result['rows'][-1]['refusal_ms']['median']:.0f} ms (median)"
-
-
-def hostile(result: Result) -> str:
-    highest = max(max(row["ratio"]) for row in result["rows"] if row["kind"] != "none")
-    return f"at most {highest:.2f} times as long in any round"
 
 
 def overhead(result: Result) -> str:
@@ -195,8 +148,3 @@ def benchmark(name: str) -> Callable[[Result], str]:
 def ran_dense(result: Result) -> str:
     ran, of = answers.run_dense(result)
     return f"{ran} of {of} prompts"
-
-
-def evidence(result: Result) -> str:
-    shares = {row["way"]: row["kept"] / row["of"] for row in result["rows"] if row["keep_rate"] == 0.1}
-    return f"{shares['look-ahead']:.3f}, BM25 {shares['lexical']:.3f}"

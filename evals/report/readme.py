@@ -7,9 +7,7 @@ from typing import Any
 
 from evals.questions import results as answers
 from evals.questions.ways import BM25, DEFAULT
-from evals.results import lengths, published
-from evals.results.comparison import Comparison
-from evals.selection.selectors import GUARDED
+from evals.results import published
 
 KEEP = 0.2
 MOST_NAMED = 3
@@ -32,15 +30,12 @@ def heading(results: Path) -> str:
 
 
 def losses(results: Path) -> str:
-    """The tasks, or families of tasks as long as those are hardly measured, in which Skim without an option loses."""
+    """The tasks in which Skim without an option loses; empty as long as those are hardly measured."""
     if (results / "published.json").exists() and published.fewest(_read(results, "published")) >= PROMPTS:
         named = published.lost(_read(results, "published")).split(", ")
         more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
         return f"Tasks that lose points: {', '.join(named[:MOST_NAMED])}{more}."
-    comparison = Comparison(lengths.with_default(_read(results, "lengths-qwen-long")) | {"timings": []})
-    figures = {name: comparison.figure(name, (GUARDED, 0.0)).difference[0] for name in comparison.families}
-    lost = sorted((mean, name) for name, mean in figures.items() if 100 * mean <= -0.5)
-    return f"Tasks that lose points: {', '.join(f'{name} {100 * mean:+.0f}' for mean, name in lost) or 'none'}."
+    return ""
 
 
 def _people(results: Path) -> Iterator[list[str]]:

@@ -8,14 +8,10 @@ from benchmarks.gpu import decode, scoring, ttft
 from benchmarks.gpu.arithmetic import FAR, Arithmetic, reason
 from benchmarks.gpu.presets import configs, preset
 from benchmarks.gpu.steps.step import ROOT
-from benchmarks.gpu.ttft import KEPT_BY_DEFAULT, kept_by_default
-from evals.results import lengths
-from evals.results.comparison import ALL
-from evals.selection.selectors import GUARDED
+from benchmarks.gpu.ttft import kept_by_default
 from router.options.request import PrefillOptions
 from skim_common.errors import SkimError
 from tests.unit.benchmarks.gpu.fake_pair import FakePair
-from tests.unit.evals.report.test_report import committed
 
 READS = ("whole", "windows:128")
 
@@ -41,16 +37,6 @@ def test_ways_to_read():
     assert [ttft.window_of(read) for read in READS] == [None, 128]
     with pytest.raises(SkimError, match="windows:TOKENS"):
         ttft.window_of("windows")
-
-
-def test_the_default_keeps_what_the_results_say():
-    """The latest measurement of each length that has one with the default."""
-    found = {}
-    for name in ("lengths-qwen-long", "lengths-qwen-default"):
-        of_lengths = lengths.by_length(lengths.with_default(committed(name)))
-        found |= {length: round(of.figure(ALL, (GUARDED, 0.0)).kept, 2) for length, of in of_lengths.items()}
-    del found[lengths.ALL_LENGTHS]
-    assert dict(sorted(found.items())) == KEPT_BY_DEFAULT
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,6 @@ def test_serve_refuses_a_machine_that_is_too_small(skim, monkeypatch):
         (("--prompt-tokens", "255"), "must be different whole numbers of at least 256"),
         (("--prompt-tokens", "2048,2048"), "different whole numbers"),
         (("--modes", "remote,fast"), "--modes: 'fast' is not a mode; choose from plain, remote, remote_kept"),
-        (("--target-layers", 4, "--target", TARGET), "the target has 5 layers and cannot be padded to 4"),
     ],
 )
 def test_bench_settings_that_make_no_sense(skim, words, sentence):

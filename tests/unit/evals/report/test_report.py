@@ -26,9 +26,6 @@ from evals.report.__main__ import (
 from evals.report.claims import AGAINST, SHOWN
 from evals.report.figures import BENCH_KEEP
 from evals.report.summary import anchor, present, slug, summary
-from evals.results import lengths
-from evals.results.comparison import ALL
-from evals.selection.selectors import GUARDED, GUARDED_LONG, GUARDED_WHOLE, GUARDED_WINDOWS
 from evals.tasks.registry import REPLACED, TASKS
 from kv_transfer.options import HEADS_COVERAGE, LONG_COVERAGE, LONG_FROM
 from router.options.request import PrefillOptions
@@ -37,19 +34,21 @@ README = ROOT / "README.md"
 CLAIMS = present((*SHOWN, *AGAINST), ROOT / "benchmarks" / "results")
 PAGES = {section.title: "page" for section in SECTIONS}
 
-CPU_MS = {"router": 1.234, "speculator": 2.0, "target": 1.5, "front proxy": 0.5, "rest of Ray": 7.0}
-CPU = {
-    "rows": [{"routers": 1, "at_once": at_once, "cpu_ms": CPU_MS, "first_ms": 20.4} for at_once in (1, 32)],
-    "settings": {"prompt_tokens": 2048, "answer_tokens": 16, "keep_rate": 0.2, "requests": 256, "turns": 1},
+SCORING = {
+    "rows": [
+        {"prompt_tokens": 16384, "kernel": "triton", "ms": 0.25, "copy_bytes_per_second": 4e12, "share_of_copy": 0.5}
+        | {"peak_bytes": 2**24, "difference": 1e-7}
+    ],
+    "settings": {"model": "llama-1b", "look_ahead": 8, "pool_kernel": 13, "rounds": 5},
     "machine": {"usable_cores": 2, "machine": "x86_64", "gpu": None, "day": "2026-11-27"},
-    "command": "skim bench cpu",
+    "command": "python -m benchmarks.gpu scoring",
 }
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """A folder with one result."""
-    (tmp_path / "cpu.json").write_text(json.dumps(CPU))
+    (tmp_path / "gpu-scoring.json").write_text(json.dumps(SCORING))
     return tmp_path
 
 
@@ -109,19 +108,6 @@ def test_what_other_streams_keep_in_the_readme_is_that_of_the_results() -> None:
     assert f"While two prompts of 8,192 tokens are read on 2 cores, {kept}" in " ".join(README.read_text().split())
 
 
-def test_the_quality_in_the_readme_is_that_of_the_results() -> None:
-    result = committed("lengths-qwen-default")
-    found = lengths.by_length(result)
-    whole = found.pop(lengths.ALL_LENGTHS).figure(ALL, (GUARDED, 0.0))
-    assert f"0.5B for 1.5B, {whole.n} prompts, {result['machine']['usable_cores']} CPU cores)" in README.read_text()
-    rows = [line for line in README.read_text().splitlines() if re.match(r"[\d,]+\|", line)]
-    figures = {length: comparison.figure(ALL, (GUARDED, 0.0)) for length, comparison in found.items()}
-    assert rows == [
-        f"{length:,}|{100 * of.score:.0f}|{100 * of.dense:.0f}|{of.kept:.2f}|{of.time:.2f}"
-        for length, of in figures.items()
-    ]
-
-
 def test_the_first_table_of_the_readme_is_that_of_the_results() -> None:
     results, text = ROOT / "benchmarks" / "results", README.read_text()
     measured = text.split("## Measured")[1]
@@ -132,7 +118,7 @@ def test_the_first_table_of_the_readme_is_that_of_the_results() -> None:
 
 def test_a_new_result_changes_what_the_readme_must_say(tmp_path: Path) -> None:
     """The negative control: the README fails with another result, and with that of the published benchmarks."""
-    for name in ("answers-free", "answers-default", "questions-bamboo", "lengths-qwen-long"):
+    for name in ("answers-free", "answers-default", "questions-bamboo"):
         (tmp_path / f"{name}.json").write_text(json.dumps(committed(name)))
     before = readme.table(tmp_path)
     answers_now = committed("answers-default")
@@ -165,89 +151,11 @@ def test_no_result_names_a_path_of_the_machine(file: Path) -> None:
     assert not re.search(r"[\s'\"=]/(?!dev/)\w+/", file.read_text())
 
 
-LENGTHS = ("lengths-qwen", "lengths-qwen-middle", "lengths-qwen-long")
-
-
-def test_the_default_reads_prompts_in_the_way_that_loses_no_answer() -> None:
-    short = lengths.by_length(committed("lengths-qwen-short"))
-    assert list(short) == [1500, 2048, lengths.ALL_LENGTHS]
-    found = {}
-    for name in LENGTHS[:2]:
-        found |= lengths.by_length(committed(name))
-    del found[lengths.ALL_LENGTHS]
-    assert len(found) == 6
-    older = {length: _windows_against_whole(of) for length, of in found.items() if length >= lengths.SHORTEST}
-    newer = _windows_against_whole(short[2048])
-    assert {length for length, difference in older.items() if difference < 0} == {2048}
-    assert newer >= 0
-    options = " ".join((ROOT / "docs" / "options.md").read_text().split())
-    assert "answers over windows were as good at 2,048 tokens, equal at 3,072 and better at 4,096" in options
-    assert "worse at 2,048 tokens before lines with an identifier of the question came first" in options
-    assert "each interval of a difference contains 0" in options
-
-
-def _windows_against_whole(found: lengths.Comparison) -> float:
-    """Points; the interval of the difference must contain 0."""
-    difference, low, high = found.against(ALL, (GUARDED_WINDOWS, 0.0), (GUARDED_WHOLE, 0.0))
-    assert low <= 0 <= high
-    return 100 * difference
-
-
-def test_prompts_that_lose_by_a_selection_run_dense_by_default() -> None:
-    found = lengths.by_length(committed("lengths-qwen-short"))
-    short, long = (found[length].figure(ALL, (GUARDED_WINDOWS, 0.0)) for length in (1500, 2048))
-    assert short.difference[0] < 0 < long.difference[0]
-    assert 1500 < PrefillOptions().min_prompt_tokens <= 2048
-    assert found[1500].cases == [case for case in found[2048].cases if case[0] != GUARDED]
-    says = [f"{100 * of.score:.0f} at {n:,} tokens, where dense scored {100 * of.dense:.0f}" for n, of in
-            ((1500, short), (2048, long))]  # fmt: skip
-    options = " ".join((ROOT / "docs" / "options.md").read_text().split())
-    assert f"answers scored {', and '.join(says)}" in options
-
-
-def test_the_default_keeps_less_of_prompts_that_lost_nothing_by_it() -> None:
-    found = lengths.by_length(committed("lengths-qwen-long"))
-    less = {length: found[length].against(ALL, (GUARDED_LONG, 0.0), (GUARDED_WINDOWS, 0.0)) for length in found}
-    assert less[4096][2] < 0, "worse, by the whole interval"
-    assert 4096 < LONG_FROM <= 8192
-    for length in (8192, 16384):
-        assert found[length].figure(ALL, (GUARDED_LONG, 0.0)).difference[0] > 0, "no worse than dense"
-    long = [sample for sample in committed("lengths-qwen-long")["samples"] if sample["prompt"] >= LONG_FROM]
-    shares = {name: _kept_of_selected(long, name) for name in (GUARDED_LONG, GUARDED_WINDOWS)}
-    says = f"0.4 keeps {shares[GUARDED_LONG]:.2f} of the prompt in place of {shares[GUARDED_WINDOWS]:.2f}"
-    assert says in " ".join((ROOT / "docs" / "options.md").read_text().split())
-
-
-def _kept_of_selected(samples: list, selector: str) -> float:
-    """The mean share that a selector keeps of the prompts that it does not leave dense."""
-    read = [(read, sample["prompt"]) for sample in samples for name, _, _, read in sample["scores"] if name == selector]
-    shares = [kept / prompt for kept, prompt in read if kept < prompt]
-    return sum(shares) / len(shares)
-
-
 def test_the_gpu_figures_in_the_readme_are_those_of_the_results() -> None:
     text = " ".join(README.read_text().split())
-    figure = lengths.pooled_default(committed(name) for name in LENGTHS)
-    _, low, high = figure.difference
-    prompts = f"{figure.n} prompts of three runs, 2,048 to 16,384 tokens"
-    assert f"On an H200, {prompts}: score {100 * figure.score:.0f}, dense" in text
-    dense = f"dense {100 * figure.dense:.0f} (difference {100 * low:+.0f} to {100 * high:+.0f})"
-    assert f"{dense}, {figure.kept:.2f} kept." in text
     (row,) = (r for r in committed("gpu-ttft")["rows"] if (r["prompt_tokens"], r["keep_rate"]) == (65536, BENCH_KEEP))
     ratio = row["dense_to_skim"]["median"]
     assert f"after 65,536 tokens comes {ratio:.2f} times as fast as dense (keep {BENCH_KEEP})" in text
-
-
-def test_the_later_turns_in_the_readme_are_those_of_the_results() -> None:
-    def right(about: str, selector: str) -> tuple[int, int]:
-        rows = [row for row in committed(f"eval-turns-{about}-auto")["samples"] if row["task"] in ("turn 3", "turn 4")]
-        return sum(score for row in rows for name, _, score, _ in row["scores"] if name == selector), len(rows)
-
-    (code, of), (dense, _) = (right("code", name) for name in ("auto + guard", "dense"))
-    (records, among), (records_dense, _) = (right("records", name) for name in ("auto + guard", "dense"))
-    about_code = f"about code: {code:.0f} of {of} right, dense {dense:.0f}"
-    about_records = f"about records: {records:.0f} of {among}, dense {records_dense:.0f}"
-    assert f"Later turns {about_code}; {about_records}" in " ".join(README.read_text().split())
 
 
 def test_what_later_turns_take_is_that_of_the_results() -> None:
@@ -283,19 +191,21 @@ def test_the_page_begins_with_what_is_shown_and_what_is_not() -> None:
 def test_a_figure_of_the_first_page_follows_from_its_file(tmp_path: Path) -> None:
     for claim in CLAIMS:
         (tmp_path / f"{claim.source}.json").write_text(json.dumps(committed(claim.source)))
-    changed = committed("refusals") | {"ratio": 0.25}
-    (tmp_path / "refusals.json").write_text(json.dumps(changed))
-    assert "| 0.25; a refusal comes after 2 ms (median) |" in summary(tmp_path, PAGES)
-    (tmp_path / "refusals.json").unlink()
+    changed = committed("forms-qwen")
+    changed["rows"] = changed["rows"][:1]
+    before = summary(tmp_path, PAGES)
+    (tmp_path / "forms-qwen.json").write_text(json.dumps(changed))
+    assert summary(tmp_path, PAGES) != before
+    (tmp_path / "forms-qwen.json").unlink()
     with pytest.raises(FileNotFoundError):
         summary(tmp_path, PAGES)
 
 
 def test_a_number_comes_from_its_file(results: Path) -> None:
     page = pages(results)
-    assert "| 1 | 32 | 1.2 | 2.0 | 1.5 | 0.5 | 7.0 | 5.2 | 20 |" in page
-    assert "`skim bench cpu`; 2 cores, x86_64, no GPU, 2026-11-27." in page
-    assert "![CPU time of a request](../plots/cpu.png)" in page
+    assert "| 16,384 | triton | 0.250 | 0.50 | 4,000 | 16 | 1.0e-07 |" in page
+    assert "`python -m benchmarks.gpu scoring`; 2 cores, x86_64, no GPU, 2026-11-27." in page
+    assert "![On a GPU: scoring](../plots/gpu-scoring.png)" in page
     assert "Older than the code" not in page
     assert "## Decoding" not in page
 
@@ -303,8 +213,8 @@ def test_a_number_comes_from_its_file(results: Path) -> None:
 def test_a_result_that_is_older_than_the_code_says_so_on_both_pages(tmp_path: Path) -> None:
     for claim in CLAIMS:
         (tmp_path / f"{claim.source}.json").write_text(json.dumps(committed(claim.source)))
-    (tmp_path / "hostile.json").write_text(json.dumps(committed("hostile") | {"older": "the front has changed since"}))
-    assert "HTTP, mock engines; *older than the code*: the front has changed since |" in summary(tmp_path, PAGES)
+    (tmp_path / "goodput.json").write_text(json.dumps(committed("goodput") | {"older": "the front has changed since"}))
+    assert "*older than the code*: the front has changed since |" in summary(tmp_path, PAGES)
     assert "**Older than the code**: the front has changed since.\n" in details("Load", tmp_path)
 
 
@@ -330,34 +240,24 @@ def test_each_task_is_described_once() -> None:
     assert measured <= set().union(*described)
 
 
-def test_scoring_on_a_gpu_is_shown(results: Path) -> None:
-    row = {"prompt_tokens": 16384, "kernel": "triton", "ms": 0.25, "copy_bytes_per_second": 4e12, "share_of_copy": 0.5}
-    row |= {"peak_bytes": 2**24, "difference": 1e-7}
-    settings = {"model": "llama-1b", "look_ahead": 8, "pool_kernel": 13, "rounds": 5}
-    scoring = {**CPU, "rows": [row], "settings": settings, "command": "python -m benchmarks.gpu scoring"}
-    (results / "gpu-scoring.json").write_text(json.dumps(scoring))
-    page = pages(results)
-    assert "| 16,384 | triton | 0.250 | 0.50 | 4,000 | 16 | 1.0e-07 |" in page
-
-
 def test_sections_keep_their_order(results: Path) -> None:
-    (results / "decode.json").write_text((ROOT / "benchmarks" / "results" / "decode.json").read_text())
+    (results / "decode.json").write_text((ROOT / "benchmarks" / "results" / "decode-qwen.json").read_text())
     page = pages(results)
-    assert page.index("## CPU time") < page.index("## Decoding")
+    assert page.index("## Decoding") < page.index("## On a GPU")
     assert len({section.key for section in SECTIONS}) == len(SECTIONS)
 
 
 def test_a_plot_knows_its_result(results: Path, tmp_path: Path) -> None:
     draw(tmp_path / "plots", results)
-    plot = tmp_path / "plots" / "cpu.png"
-    assert plots.source_of(plot) == plots.digest(CPU) == plots.digest({**CPU, "older": "a part is gone"})
-    assert plots.source_of(plot) != plots.digest({**CPU, "rows": []})
+    plot = tmp_path / "plots" / "gpu-scoring.png"
+    assert plots.source_of(plot) == plots.digest(SCORING) == plots.digest({**SCORING, "older": "a part is gone"})
+    assert plots.source_of(plot) != plots.digest({**SCORING, "rows": []})
 
 
 def decode_result(**changed: object) -> dict:
     settings = {"target": "t", "speculator": "s", "prompts": 1, "prompt_tokens": 2048, "rounds": 1, "batch": 1}
     settings |= {"keep_rate": 0.2, "look_ahead": 8, "drafts": 1, "ignore_eos": True, **changed}
-    return {"settings": settings, "machine": CPU["machine"], "command": "skim bench decode"}
+    return {"settings": settings, "machine": SCORING["machine"], "command": "skim bench decode"}
 
 
 def decode_modes(ms_per_token: float) -> dict:
@@ -374,30 +274,5 @@ def test_several_lengths_of_prompts_share_a_table_and_a_plot(results: Path, tmp_
     assert "1 prompts of 2048 or 8192 tokens per round" in page
     assert page.index("| plain, 2048 tokens | 1.00 | 1.00 to 1.00 | 55.00 |") < page.index("| plain, 8192 tokens | ")
     assert "KV kB" not in page  # this column is empty in all rows
-    assert "padded" not in page
     draw(tmp_path / "plots", results)
     assert (tmp_path / "plots" / "decode.png").exists()
-
-
-def test_a_padded_target_is_said_to_be_one(results: Path) -> None:
-    padded = {"target_is_padded": True, "target_layers": 48, "target_parameters": 55_600_000}
-    (results / "decode.json").write_text(json.dumps(decode_result(**padded) | decode_modes(9.0)))
-    assert "padded to 48 layers (56 million parameters)" in pages(results)
-    assert "| 9.00 |" in pages(results)
-
-
-def test_acceptance_by_prompt_length_has_a_row_for_each_drafter(results: Path, tmp_path: Path) -> None:
-    row = {"tokens_per_step": 1.6, "acceptance_per_position": [0.25, 1.0], "verifications": 7}
-    rows = [
-        {"prompt_tokens": length, "drafter": drafter, **row}
-        for length in (1024, 2048)
-        for drafter in ("remote", "remote_kept", "draft_model")
-    ]
-    result = {**decode_result(answer_tokens=64, dtype="bfloat16", documents="code"), "rows": rows}
-    (results / "acceptance.json").write_text(json.dumps(result))
-    page = pages(results)
-    assert "| session over the whole prompt | 1,024 | 1.60 | .25 1.00 | 7 |" in page
-    assert page.count("| vLLM's draft_model, kept prompt |") == 2
-    assert "Engines in bfloat16. The prompts are Python code" in page
-    draw(tmp_path / "plots", results)
-    assert (tmp_path / "plots" / "acceptance.png").exists()

@@ -1,1 +1,0 @@
-"""Traces and simulations in virtual time."""
