@@ -76,9 +76,7 @@ def batch(
         progress.print(line, markup=False, soft_wrap=True)
 
     if dry_run:
-        if check_input(options.input, print_line)[1].unusable:
-            raise typer.Exit(1)
-        return
+        raise typer.Exit(1 if check_input(options.input, print_line)[1].unusable else 0)
     if not options.output:
         raise SkimError("--output is missing: give a file for the answers")
     if options.endpoint and options.config:
@@ -128,7 +126,7 @@ def run_batch(options: BatchOptions, print_line: PrintLine) -> None:
             if left:
                 batch_id = plan.fingerprint[:12]
                 url = stack.enter_context(_endpoint(options, batch_id, print_line))
-                _answer(options, url, batch_id, (source, output), left, counted)
+                _answer(replace(options, input=source, output=output, endpoint=url), batch_id, left, counted)
         except (SystemExit, KeyboardInterrupt):
             print_line(f"Stopped with {counted.done} of {plan.rows} rows done: run the same command to continue")
             raise
@@ -136,10 +134,10 @@ def run_batch(options: BatchOptions, print_line: PrintLine) -> None:
             raise SkimError(
                 f"{error}; {counted.done} of {plan.rows} rows are done: run the same command to continue"
             ) from error
-        if (totals := journal.finish(plan.parts)) is None:
+        if (failed := journal.finish(plan.parts)) is None:
             print_line(f"{output} has been finished by another job of this batch")
         else:
-            print_line(f"Wrote {output}: {totals.rows} rows, {totals.failed} of them errors")
+            print_line(f"Wrote {output}: {plan.rows} rows, {failed} of them errors")
 
 
 def output_folder() -> Path:
@@ -149,29 +147,23 @@ def output_folder() -> Path:
     return Path.cwd()
 
 
-def _answer(
-    options: BatchOptions,
-    url: str,
-    batch_id: str,
-    files: tuple[str, str],
-    parts: "list[Part]",
-    counted: "Progress",
-) -> None:
-    """Answer all rows of `parts` by the endpoint at `url`. files: input and output."""
+def _answer(options: BatchOptions, batch_id: str, parts: "list[Part]", counted: "Progress") -> None:
+    """Answer all rows of `parts` by the endpoint of `options`."""
     import ray
 
     from cluster.batch import worker
     from cluster.batch.storage import is_local
     from skim_common.proxies import is_loopback
 
+    assert options.endpoint is not None
     key = SecretStr(os.environ.get(KEY_VARIABLE, "none"))
-    endpoint = worker.Endpoint(url, key, options.max_retries, options.timeout_s)
+    endpoint = worker.Endpoint(options.endpoint, key, options.max_retries, options.timeout_s)
     asyncio.run(worker.check_endpoint(endpoint))
-    counted.print_line(f"Sending {sum(part.rows for part in parts)} rows to {url}")
+    counted.print_line(f"Sending {sum(part.rows for part in parts)} rows to {endpoint.url}")
     counted.start = time.monotonic()  # of the rates; the time before was start-up
-    here = any(map(is_local, files)) or is_loopback(url)
-    node = ray.get_runtime_context().get_node_id() if here else None
-    settings = worker.WorkerSettings(*files, endpoint, options.concurrency, batch_id)
+    is_here = is_local(options.input) or is_local(options.output) or is_loopback(endpoint.url)
+    node = ray.get_runtime_context().get_node_id() if is_here else None
+    settings = worker.WorkerSettings(options.input, options.output, endpoint, options.concurrency, batch_id)
     for report in worker.answer_parts(settings, parts, node):
         if report.failure:
             raise SkimError(report.failure)
@@ -186,10 +178,9 @@ def _endpoint(options: BatchOptions, batch_id: str, print_line: PrintLine) -> It
         from cluster.serve.deployment import deployed
 
         print_line("Starting pools for the batch")
+        config, name = load_config(options.config), f"skim-batch-{batch_id}"
         # The name depends on the input: a resubmitted batch replaces only what its own killed run left.
-        with deployed(
-            load_config(options.config), address=options.address, progress=print_line, name=f"skim-batch-{batch_id}"
-        ) as url:
+        with deployed(config, address=options.address, progress=print_line, name=name) as url:
             yield url
         return
     assert options.endpoint is not None

@@ -1,15 +1,12 @@
 """The progress of a batch, in the folder `out.jsonl.batch/` beside its output.
 
 `plan.json` identifies the input. `parts/00000012.jsonl` holds the answers to part 12. A part's file appears whole or
-not at all, so its presence means that its rows are done. A row may be sent twice (if a kill comes between its answer
-and its part's file, or if two jobs run at once), but it is written once.
-The last step joins the parts in their order and removes them. No file is ever appended to, because object stores cannot
-append.
+not at all, so its presence means that its rows are done. The last step joins the parts in their order and removes them.
+No file is ever appended to, because object stores cannot append.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 
@@ -33,14 +30,6 @@ class _Plan(msgspec.Struct):
     finished: bool = False
 
 
-@dataclass(slots=True)
-class Totals:
-    """Counts over the whole output. failed: rows without an answer or with an HTTP error."""
-
-    rows: int = 0
-    failed: int = 0
-
-
 class Journal:
     """The journal of the output at `url`."""
 
@@ -62,7 +51,9 @@ class Journal:
             if begun is None and exists:
                 raise SkimError(f"{self._url} already exists: remove it, or give another --output")
             if begun is None or (begun.finished and not exists):
-                self._begin(plan)
+                self._remove_parts()
+                self._fs.makedirs(self._parts, exist_ok=True)
+                self._write_plan(_Plan(VERSION, plan.fingerprint))
                 return False
             if begun.fingerprint != plan.fingerprint:
                 old = f"{self._url} and {self._url}.batch" if exists else f"{self._url}.batch"
@@ -74,11 +65,6 @@ class Journal:
             if begun.finished:
                 self._remove_parts()
             return begun.finished
-
-    def _begin(self, plan: InputPlan) -> None:
-        self._remove_parts()
-        self._fs.makedirs(self._parts, exist_ok=True)
-        self._write_plan(_Plan(VERSION, plan.fingerprint))
 
     def _read_plan(self) -> _Plan | None:
         if not self._fs.exists(self._plan_file):
@@ -109,16 +95,17 @@ class Journal:
         with storage_errors(self._url):
             write(self._fs, self._path(part), (msgspec.json.encode(answer) + b"\n" for answer in answers))
 
-    def finish(self, parts: Sequence[Part]) -> Totals | None:
-        """Join all parts into the output and remove them; None if another job of the batch has done so meanwhile.
+    def finish(self, parts: Sequence[Part]) -> int | None:
+        """Join all parts into the output and remove them. Returns the number of rows without an answer, or with an HTTP
+        error; None if another job of the batch has joined them meanwhile.
 
         An incomplete part is removed and raises SkimError.
         """
         assert self._plan is not None, "call open() first"
-        totals = Totals()
+        failed: list[int] = []
         with storage_errors(self._url):
             try:
-                write(self._fs, self._output, self._joined(parts, totals), scratch=self._folder)
+                write(self._fs, self._output, self._joined(parts, failed), scratch=self._folder)
             except FileNotFoundError:
                 self._fs.invalidate_cache()
                 if (plan := self._read_plan()) is None or not plan.finished:
@@ -126,30 +113,25 @@ class Journal:
                 return None
             self._write_plan(msgspec.structs.replace(self._plan, finished=True))
             self._remove_parts()
-        return totals
+        return sum(failed)
 
-    def _joined(self, parts: Sequence[Part], totals: Totals) -> Iterator[bytes]:
-        """The content of the output."""
+    def _joined(self, parts: Sequence[Part], failed: list[int]) -> Iterator[bytes]:
+        """The content of the output. failed: gets the number of failed rows of each part."""
         for start in range(0, len(parts), READ_AHEAD):
             some = parts[start : start + READ_AHEAD]
             contents = self._fs.cat_ranges([self._path(part) for part in some], 0, None, on_error="raise")
             for part, data in zip(some, contents, strict=True):
-                self._count(part, data, totals)
+                answers: list[BatchAnswer] = []
+                with suppress(msgspec.DecodeError):  # the last line may be cut off
+                    answers += (_ANSWER.decode(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n"))
+                if len(answers) != part.rows:
+                    self._fs.rm(self._path(part))
+                    raise SkimError(
+                        f"{self._path(part)} held {len(answers)} of its {part.rows} rows (because of a full disk or a "
+                        "crash) and was removed: submit the batch again to send these rows again"
+                    )
+                failed.append(sum(answer.failed for answer in answers))
                 yield data
-
-    def _count(self, part: Part, data: bytes, totals: Totals) -> None:
-        """Add a part's file to the totals. Raises SkimError for one that is incomplete, which is removed."""
-        answers: list[BatchAnswer] = []
-        with suppress(msgspec.DecodeError):  # the last line may be cut off
-            answers += (_ANSWER.decode(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n"))
-        if len(answers) != part.rows:
-            self._fs.rm(self._path(part))
-            raise SkimError(
-                f"{self._path(part)} held {len(answers)} of its {part.rows} rows (because of a full disk or a "
-                "crash) and was removed: submit the batch again to send these rows again"
-            )
-        totals.rows += part.rows
-        totals.failed += sum(answer.failed for answer in answers)
 
     def _path(self, part: Part) -> str:
         return f"{self._parts}/{part.index:08d}.jsonl"

@@ -4,12 +4,10 @@ Input: `{"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "bod
 Output: `{"id", "custom_id", "response": {"status_code", "request_id", "body", "headers"}, "error"}`.
 
 If the endpoint answered, also with an HTTP error, `error` is null. Otherwise `response` is null and `error` is
-`{"code", "message"}`. OpenAI writes answers and errors to two files; here all rows are in one file, in input order.
-https://platform.openai.com/docs/guides/batch
+`{"code", "message"}`. https://platform.openai.com/docs/guides/batch
 
-The whole input is read once before the job starts, which finds unusable rows and splits the input into parts. A part
-is a run of consecutive rows that are sent, answered and written as a unit. Parts depend on the input alone, so all runs
-of the same file have the same parts.
+The input is read once before the job starts, which finds unusable rows and splits it into parts: consecutive rows that
+are sent, answered and written as a unit. They depend on the input alone, so all runs of a file have the same parts.
 """
 
 import hashlib
@@ -91,36 +89,30 @@ def parse(line: bytes) -> BatchRequest:
     try:
         request = msgspec.convert(row, BatchRequest)
     except msgspec.ValidationError as error:
-        raise UnusableRowError("invalid_request", str(error), _custom_id(row)) from None
+        custom_id = row.get("custom_id") if isinstance(row, dict) else None
+        raise UnusableRowError(
+            "invalid_request", str(error), custom_id if isinstance(custom_id, str) else None
+        ) from None
     if request.method != "POST":
-        raise UnusableRowError("invalid_method", f"method must be POST, not {request.method!r}", request.custom_id)
-    if request.url not in ENDPOINTS:
-        endpoints = ", ".join(ENDPOINTS)
-        raise UnusableRowError(
-            "invalid_url", f"url must be one of {endpoints}, not {request.url!r:.80}", request.custom_id
-        )
-    if request.body.get("stream"):
-        raise UnusableRowError(
-            "invalid_request", "a batch cannot stream: leave `stream` out of the body", request.custom_id
-        )
-    return request
-
-
-def _custom_id(row: Any) -> str | None:
-    custom_id = row.get("custom_id") if isinstance(row, dict) else None
-    return custom_id if isinstance(custom_id, str) else None
+        fault = "invalid_method", f"method must be POST, not {request.method!r}"
+    elif request.url not in ENDPOINTS:
+        fault = "invalid_url", f"url must be one of {', '.join(ENDPOINTS)}, not {request.url!r:.80}"
+    elif request.body.get("stream"):
+        fault = "invalid_request", "a batch cannot stream: leave `stream` out of the body"
+    else:
+        return request
+    raise UnusableRowError(*fault, request.custom_id)
 
 
 def usage_of(body: Any) -> tuple[int, int]:
     """Tokens of prompt and answer in a response body of any endpoint; 0 if it does not say."""
     usage = body.get("usage") if isinstance(body, dict) else None
-    if not isinstance(usage, dict):
-        return 0, 0
-    return _count(usage, "prompt_tokens", "input_tokens"), _count(usage, "completion_tokens", "output_tokens")
-
-
-def _count(usage: dict[str, Any], *names: str) -> int:
-    return next((usage[name] for name in names if isinstance(usage.get(name), int)), 0)
+    fields = usage if isinstance(usage, dict) else {}
+    read, written = (
+        next((fields[name] for name in names if isinstance(fields.get(name), int)), 0)
+        for names in (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))
+    )
+    return read, written
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +160,17 @@ def read_plan(url: str) -> InputPlan:
             if not line.strip():
                 continue
             rows.append((number, start, end, _check(line)))
-            custom_id = _examine(plan, number, line)
-            if custom_id is None:
-                continue
-            key = hashlib.blake2b(custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
-            if (first := lines_of.setdefault(key, number)) != number:
+            try:
+                request = parse(line)
+                custom_id: str | None = request.custom_id
+                plan.urls[request.url] += 1
+            except UnusableRowError as row:
+                custom_id = row.custom_id
+                plan.unusable += 1
+                if len(plan.problems) < MAX_SHOWN:
+                    plan.problems.append(f"line {number}: {row}")
+            key = hashlib.blake2b((custom_id or "").encode(errors="surrogatepass"), digest_size=16).digest()
+            if custom_id is not None and (first := lines_of.setdefault(key, number)) != number:
                 repeated.append(f"{custom_id!r:.60} in lines {first} and {number}")
     if repeated:
         more = f" and {len(repeated) - MAX_SHOWN} more" if len(repeated) > MAX_SHOWN else ""
@@ -183,25 +181,11 @@ def read_plan(url: str) -> InputPlan:
     plan.fingerprint, plan.rows = sha.hexdigest(), len(rows)
     most, first = min(max(len(rows) // PARTS, MIN_ROWS), MAX_ROWS), 0
     for last in range(1, len(rows) + 1):
-        full = last == len(rows) or last - first == most or rows[last][2] - rows[first][1] > MAX_BYTES
-        if full:
+        if last == len(rows) or last - first == most or rows[last][2] - rows[first][1] > MAX_BYTES:
             numbers, starts, ends, checks = zip(*rows[first:last], strict=True)
             plan.parts.append(Part(len(plan.parts), numbers[0], starts[0], ends[-1], checks))
             first = last
     return plan
-
-
-def _examine(plan: InputPlan, number: int, line: bytes) -> str | None:
-    """Count the row. Returns its custom_id, if it can be read."""
-    try:
-        request = parse(line)
-    except UnusableRowError as row:
-        plan.unusable += 1
-        if len(plan.problems) < MAX_SHOWN:
-            plan.problems.append(f"line {number}: {row}")
-        return row.custom_id
-    plan.urls[request.url] += 1
-    return request.custom_id
 
 
 def _check(line: bytes) -> int:

@@ -17,12 +17,11 @@ from skim_common.errors import SkimError
 def locate(url: str) -> tuple[Any, str]:
     """The file system of `url` and the path in it. url: a path, or a URL such as s3://bucket/key. Raises SkimError."""
     try:
-        fs, path = fsspec.core.url_to_fs(os.path.expanduser(url))
+        return fsspec.core.url_to_fs(os.path.expanduser(url))
     except ImportError as error:
         raise SkimError(f"{url} cannot be reached: {error}") from None
     except ValueError as error:
         raise SkimError(f"{url} is neither a path nor a URL that fsspec knows: {error}") from None
-    return fs, path
 
 
 @contextmanager
@@ -56,9 +55,7 @@ def is_local(url: str) -> bool:
 
 def absolute(url: str, folder: Path) -> str:
     """`url`, with a relative local path resolved from `folder`. URLs are unchanged."""
-    if "://" in url or "::" in url:
-        return url
-    return str(folder / os.path.expanduser(url))
+    return url if "://" in url or "::" in url else str(folder / os.path.expanduser(url))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import httpx2
@@ -51,7 +51,7 @@ class Endpoint:
 
 
 class BatchClient:
-    """Sends requests to one endpoint, at most `concurrency` at a time. Must be used in one event loop."""
+    """Sends requests to one endpoint, at most `concurrency` at a time, in one event loop."""
 
     def __init__(self, endpoint: Endpoint, concurrency: int) -> None:
         self._url, self._http = endpoint.url.rstrip("/"), _client(endpoint)
@@ -89,32 +89,34 @@ class BatchClient:
         return Response(response.status_code, str(request_id or ""), body, effective)
 
     async def _check_alive(self) -> None:
-        try:
-            await self._http.get("/v1/models", cast_to=httpx2.Response, options={"max_retries": 1, "timeout": 60.0})
-        except APIStatusError as error:
-            if error.response.status_code not in UNAVAILABLE:
-                return
-        except APIConnectionError:
-            pass
-        else:
-            return
-        raise EngineUnavailableError(f"the endpoint {self._url} stopped answering")
+        if await _status(self._http, max_retries=1) in (None, *UNAVAILABLE):
+            raise EngineUnavailableError(f"the endpoint {self._url} stopped answering")
 
 
 async def check_endpoint(endpoint: Endpoint) -> None:
     """Raise SkimError unless the endpoint answers and accepts the key. Called before any row is sent."""
-    try:
-        async with _client(endpoint) as http:
-            await http.get("/v1/models", cast_to=httpx2.Response, options={"max_retries": 3, "timeout": 60.0})
-    except APIConnectionError:
+    async with _client(endpoint) as http:
+        code = await _status(http, max_retries=3)
+    if code is None:
         raise SkimError(
             f"nothing answers at {endpoint.url}: start `skim serve`, give a running --endpoint, or give a --config, "
             "which starts pools for the batch"
-        ) from None
-    except APIStatusError as error:
-        code = error.response.status_code
+        )
+    if code != httpx2.codes.OK:
         hint = "set OPENAI_API_KEY to a key that it accepts" if code in (401, 403) else "is it an OpenAI endpoint?"
-        raise SkimError(f"{endpoint.url} answered {code} for its /v1/models: {hint}") from None
+        raise SkimError(f"{endpoint.url} answered {code} for its /v1/models: {hint}")
+
+
+async def _status(http: AsyncOpenAI, *, max_retries: int) -> int | None:
+    """The status code of /v1/models; None if nothing answers."""
+    try:
+        options: Any = {"max_retries": max_retries, "timeout": 60.0}
+        await http.get("/v1/models", cast_to=httpx2.Response, options=options)
+    except APIStatusError as error:
+        return error.response.status_code
+    except APIConnectionError:
+        return None
+    return httpx2.codes.OK
 
 
 def _client(endpoint: Endpoint) -> AsyncOpenAI:
@@ -130,7 +132,7 @@ def _client(endpoint: Endpoint) -> AsyncOpenAI:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """The settings of all workers. concurrency: requests that all workers in total send at a time."""
+    """The settings of a worker, or of all together. concurrency: requests that are sent at a time."""
 
     input: str
     output: str
@@ -153,40 +155,35 @@ class PartReport:
 class PartWorker:
     """Ray Data's callable: takes parts, returns reports. Several parts run at once, so none waits for a slow row."""
 
-    def __init__(self, work: WorkerSettings, concurrency: int) -> None:
+    def __init__(self, work: WorkerSettings) -> None:
         self._work = work
-        self._client = BatchClient(work.endpoint, concurrency)
+        self._client = BatchClient(work.endpoint, work.concurrency)
         self._journal = Journal(work.output)
 
     async def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         """batch: one part as JSON, in the column `part`. Returns its report, as columns."""
         part = msgspec.json.decode(str(batch["part"][0]), type=Part)
         try:
-            report = await self.answer(part)
+            rows = await asyncio.to_thread(read_part, self._work.input, part)
+            answers = await asyncio.gather(*(self._answer(*row) for row in rows))
+            await asyncio.to_thread(self._journal.commit, part, answers)
+            usages = [usage_of(answer.response.body) for answer in answers if answer.response]
+            tokens = [sum(column) for column in zip((0, 0), *usages, strict=True)]
+            report = PartReport(len(answers), sum(answer.failed for answer in answers), *tokens)
         except SkimError as error:
             report = PartReport(failure=str(error))
         return {name: [value] for name, value in asdict(report).items()}
 
-    async def answer(self, part: Part) -> PartReport:
-        """Send all rows of `part` and commit the answers. Raises SkimError if the job cannot continue."""
-        rows = await asyncio.to_thread(read_part, self._work.input, part)
-        answers = await asyncio.gather(*(self._answer(*row) for row in rows))
-        await asyncio.to_thread(self._journal.commit, part, answers)
-        usages = [usage_of(answer.response.body) for answer in answers if answer.response]
-        prompt_tokens, answer_tokens = (sum(column) for column in zip(*usages, strict=True)) if usages else (0, 0)
-        return PartReport(len(answers), sum(answer.failed for answer in answers), prompt_tokens, answer_tokens)
-
     async def _answer(self, number: int, line: bytes) -> BatchAnswer:
-        name = f"batch_req_{self._work.batch_id}_{number}"
         try:
             request = parse(line)
+            custom_id: str | None = request.custom_id
+            outcome = await self._client.ask(request)
         except UnusableRowError as error:
-            fault = msgspec.structs.replace(error.fault, message=f"line {number}: {error.fault.message}")
-            return BatchAnswer(name, error.custom_id, None, fault)
-        outcome = await self._client.ask(request)
-        if isinstance(outcome, RowFault):
-            return BatchAnswer(name, request.custom_id, None, outcome)
-        return BatchAnswer(name, request.custom_id, outcome, None)
+            custom_id, outcome = error.custom_id, RowFault(error.fault.code, f"line {number}: {error}")
+        fault = outcome if isinstance(outcome, RowFault) else None
+        response = outcome if isinstance(outcome, Response) else None
+        return BatchAnswer(f"batch_req_{self._work.batch_id}_{number}", custom_id, response, fault)
 
 
 def answer_parts(work: WorkerSettings, parts: Sequence[Part], node_id: str | None) -> Iterator[PartReport]:
@@ -203,13 +200,13 @@ def answer_parts(work: WorkerSettings, parts: Sequence[Part], node_id: str | Non
     context = DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
     workers = math.ceil(work.concurrency / REQUESTS_PER_WORKER)
-    each = math.ceil(work.concurrency / workers)
-    at_once = max(2, math.ceil(2 * each / max(part.rows for part in parts)))
+    one = replace(work, concurrency=math.ceil(work.concurrency / workers))
+    at_once = max(2, math.ceil(2 * one.concurrency / max(part.rows for part in parts)))
     items = [{"part": msgspec.json.encode(part).decode()} for part in parts]
     reports = ray.data.from_items(items, override_num_blocks=len(parts)).map_batches(
         PartWorker,
         batch_size=None,
-        fn_constructor_kwargs={"work": work, "concurrency": each},
+        fn_constructor_args=(one,),
         compute=ActorPoolStrategy(
             size=min(workers, len(parts)),
             max_tasks_in_flight_per_actor=at_once,

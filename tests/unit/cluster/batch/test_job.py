@@ -38,7 +38,7 @@ def asked(serve: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def in_this_process(work: WorkerSettings, parts: list[Part], node_id: str | None) -> Iterator[PartReport]:
         for part in parts:
             sent = {"part": [msgspec.json.encode(part).decode()]}
-            columns = asyncio.run(PartWorker(work, work.concurrency)(sent))
+            columns = asyncio.run(PartWorker(work)(sent))
             yield PartReport(**{name: column[0] for name, column in columns.items()})
 
     asked: list[int] = []
