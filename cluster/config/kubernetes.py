@@ -2,8 +2,9 @@
 
 import posixpath
 import re  # noqa: TID251  a deployment file
+from contextlib import suppress
 from pathlib import PurePosixPath
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
@@ -16,10 +17,9 @@ POD_FOLDERS = ("/tmp", "/home/skim", "/dev/shm", "/etc/skim")
 
 def _like(pattern: str, what: str) -> AfterValidator:
     """The API server refuses a text that `pattern` does not match. what: what it must be, for the error."""
-    compiled = re.compile(pattern)
 
     def check(text: str) -> str:
-        if not compiled.fullmatch(text):
+        if not re.fullmatch(pattern, text):
             raise ValueError(f"must be {what}")
         return text
 
@@ -27,18 +27,10 @@ def _like(pattern: str, what: str) -> AfterValidator:
 
 
 def _with_port(url: str) -> str:
-    try:
-        right = urlsplit(url if "://" in url else f"//{url}").port != 0
-    except ValueError:
-        right = False
-    if not right:
-        raise ValueError("must have a port between 1 and 65535")
-    return url
-
-
-def _mount_path(path: str) -> str:
-    """Written in one way, so that equal folders are equal texts."""
-    return posixpath.normpath("/" + path.lstrip("/"))
+    with suppress(ValueError):
+        if urlsplit(url if "://" in url else f"//{url}").port != 0:
+            return url
+    raise ValueError("must have a port between 1 and 65535")
 
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -65,28 +57,13 @@ LabelValue = Annotated[str, _like(f"({_NAMED})?", "the value of a label: at most
 MountPath = Annotated[
     str,
     _like(r"/+[^/ :][^ :]*", "a folder in the pods, such as /models, without spaces and colons"),
-    AfterValidator(_mount_path),
+    AfterValidator(lambda path: posixpath.normpath("/" + path.lstrip("/"))),  # equal folders are equal texts
 ]
 Url = Annotated[
     str,
     _like(r"https?://[^/\s:][^/\s]*(/\S*)?", "a URL such as https://hub.example.com"),
     AfterValidator(_with_port),
 ]
-
-
-class TolerationConfig(BaseModel, extra="forbid", frozen=True):
-    """A taint of nodes that the pods tolerate."""
-
-    key: Label
-    operator: Literal["Exists", "Equal"] = "Exists"
-    value: LabelValue | None = None
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-
-    @model_validator(mode="after")
-    def _value_to_equal(self) -> Self:
-        if self.value and self.operator == "Exists":
-            raise ValueError("value is compared with operator Equal alone: set operator to Equal, or remove value")
-        return self
 
 
 class PodConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=True):
@@ -99,7 +76,9 @@ class PodConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=Tr
         {}, description="devices of a pod besides GPUs, by the resource name of their device plugin"
     )
     node_selector: dict[Label, LabelValue] = Field({}, description="labels of the Kubernetes nodes to use")
-    tolerations: tuple[TolerationConfig, ...] = Field((), description="taints to tolerate besides that of GPU nodes")
+    tolerations: tuple[dict[str, str | int], ...] = Field(
+        (), description="Kubernetes tolerations besides that of GPU nodes"
+    )
 
 
 class ModelVolumeConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=True):

@@ -58,6 +58,12 @@ def check_ports(config: DeploymentConfig) -> None:
         taken.add(port)
 
 
+def api_object(kind: str, meta: Object, spec: Object) -> Object:
+    """A Kubernetes object. kind: with its group and version, as in policy/v1/PodDisruptionBudget."""
+    version, _, name = kind.rpartition("/")
+    return {"apiVersion": version, "kind": name, "metadata": meta, "spec": spec}
+
+
 def labels(settings: KubernetesConfig, component: str | None = None) -> dict[str, str]:
     """Labels of the pods of this deployment, or of one component (head, router, target, ...)."""
     part = {"app.kubernetes.io/component": component} if component else {}
@@ -65,13 +71,10 @@ def labels(settings: KubernetesConfig, component: str | None = None) -> dict[str
 
 
 def metadata(
-    settings: KubernetesConfig,
-    suffix: str = "",
-    component: str | None = None,
-    more_labels: dict[str, str] | None = None,
+    settings: KubernetesConfig, suffix: str = "", component: str | None = None, more_labels: Mapping[str, str] = {}
 ) -> Object:
     name = f"{settings.name}-{suffix}" if suffix else settings.name
-    return {"name": name, "namespace": settings.namespace, "labels": labels(settings, component) | (more_labels or {})}
+    return {"name": name, "namespace": settings.namespace, "labels": {**labels(settings, component), **more_labels}}
 
 
 def ray_pod(
@@ -88,11 +91,13 @@ def ray_pod(
 
     head: whether the pod runs Ray's head. data: the volume claim at /data.
     """
-    settings = config.kubernetes
+    settings, serves = config.kubernetes, component in SERVING
     ports = {"serve": config.router.port, "metrics": METRICS_PORT, **(HEAD_PORTS if head else {})}
     volumes = _volumes(config, component, pod)
     if data:
         volumes["data"] = (_claim(data), {"mountPath": "/data"})
+    gpu_taint = {"key": settings.gpu_resource, "effect": "NoSchedule"}
+    tolerations = [{"operator": "Exists", **taint} for taint in (*pod.tolerations, *([gpu_taint] if gpus else []))]
     spec: Object = {
         "restartPolicy": "Never",  # the autoscaler (v2) replaces pods itself
         "terminationGracePeriodSeconds": settings.drain_seconds + DRAIN_COMMAND_S + 10,
@@ -106,23 +111,23 @@ def ray_pod(
                 "resources": resources(cpu, pod.memory, pod.devices | ({settings.gpu_resource: gpus} if gpus else {})),
                 "securityContext": CONTAINER_SECURITY,
                 **_probes(config, component),
-                **({"lifecycle": _drain(settings.drain_seconds)} if component in SERVING else {}),
+                **({"lifecycle": _drain(settings.drain_seconds)} if serves else {}),
                 "volumeMounts": [{"name": name, **mount} for name, (_, mount) in volumes.items()],
             }
         ],
         "volumes": [{"name": name, **source} for name, (source, _) in volumes.items()],
-        **_placement(settings, pod, gpus),
     }
     if component != "head":
         spec["automountServiceAccountToken"] = False  # only the autoscaler, in the head pod, calls Kubernetes
-    if settings.image_pull_secret:
-        spec["imagePullSecrets"] = [{"name": settings.image_pull_secret}]
+    pull = [{"name": settings.image_pull_secret}] if settings.image_pull_secret else []
+    more = {"imagePullSecrets": pull, "nodeSelector": dict(pod.node_selector), "tolerations": tolerations}
+    spec |= {name: value for name, value in more.items() if value}
     return {"metadata": {"labels": labels(settings, component)}, "spec": spec}
 
 
-def resources(cpu: str, memory: str, others: dict[str, int] | None = None) -> Object:
+def resources(cpu: str, memory: str, others: Mapping[str, int] = {}) -> Object:
     """Requests equal limits: Ray counts the limits, and Kubernetes then never takes resources away under load."""
-    amounts: dict[str, Any] = {"cpu": cpu, "memory": memory, **{k: str(v) for k, v in (others or {}).items()}}
+    amounts = {"cpu": cpu, "memory": memory, **{name: str(amount) for name, amount in others.items()}}
     return {"requests": dict(amounts), "limits": dict(amounts)}
 
 
@@ -141,15 +146,14 @@ def _drain(seconds: int) -> Object:
 
 def _environment(config: DeploymentConfig, component: str) -> list[Object]:
     """Environment variables. Secrets are references, never values. A secret that the config uses must exist."""
-    private = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    env = variables({**private, **USER, **SERVE_SWITCHES, **DRAINING_SWITCHES, **DIRECT_GRPC})
+    values = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0", **USER}
+    values |= {**SERVE_SWITCHES, **DRAINING_SWITCHES, **DIRECT_GRPC}
     secret, hub = config.kubernetes.secret, config.kubernetes.hub
-    if downloads(config, component):
-        env += variables({"HF_HOME": hub.mount_path})
+    is_online = downloads(config, component)
+    hub_values = {"HF_HOME": hub.mount_path, **({"HF_ENDPOINT": hub.endpoint} if hub.endpoint else {})}
+    env = variables({**values, **(hub_values if is_online else {"HF_HUB_OFFLINE": "1"})})
+    if is_online:
         env.append(_secret("HF_TOKEN", hub.token_secret or secret, hub.token_key, needed=hub.token_secret is not None))
-        env += variables({"HF_ENDPOINT": hub.endpoint} if hub.endpoint else {})
-    else:
-        env += variables({"HF_HUB_OFFLINE": "1"})
     env.append(_secret(CHANNEL_TOKEN, secret, "channel-token", needed=config.channel.token is not None))
     if variable := API_KEYS.get(component):
         env.append(_secret(variable, secret, "api-key", needed="api_key" in config.target.engine_options))
@@ -211,11 +215,3 @@ def downloads(config: DeploymentConfig, component: str) -> bool:
     return component in SERVING and any(
         is_hub_name(pool.model) or hub_names(pool.engine_options) for pool in config.pools.values()
     )
-
-
-def _placement(settings: KubernetesConfig, pod: PodConfig, gpus: int) -> Object:
-    tolerations = [taint.model_dump(exclude_none=True) for taint in pod.tolerations]
-    if gpus:
-        tolerations.append({"key": settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"})
-    placement = {"nodeSelector": dict(pod.node_selector), "tolerations": tolerations}
-    return {name: value for name, value in placement.items() if value}

@@ -44,25 +44,38 @@ def serve_config(config: DeploymentConfig) -> Object:
 
 def _in_the_pods(config: DeploymentConfig) -> DeploymentConfig:
     """The deployment with the pods' paths and addresses, and without the token, which the pods read from a Secret."""
+    settings = config.kubernetes
     if config.router.tls_cert:
         raise SkimError(
             "router.tls_cert: cannot be set on Kubernetes: let your ingress or gateway end TLS, and leave it out"
         )
-    paths = PodPaths(config.kubernetes.models.mount_path)
+    if config.router.api_keys_file and not settings.api_keys_secret:
+        raise SkimError(
+            "kubernetes.api_keys_secret: is not set, but router.api_keys_file is: put the file into a Secret as "
+            "keys.yaml and set kubernetes.api_keys_secret to its name"
+        )
+    if config.channel.tls_ca and not settings.tls_secret:
+        raise SkimError(
+            "kubernetes.tls_secret: is not set, but channel.tls_ca is: put the three files into a Secret (tls.crt, "
+            "tls.key, ca.crt) and set kubernetes.tls_secret to its name"
+        )
+    paths = PodPaths(settings.models.mount_path)
     speculator, target = paths.of("speculator", config.speculator), paths.of("target", config.target)
     if target.prefill is not None:
         target = target.model_copy(update={"prefill": paths.of("target.prefill", target.prefill)})
     router = {
         "host": "0.0.0.0",
         "resources": {ROUTER_RESOURCE: 1, **config.router.resources},
-        "api_keys_file": _api_keys_file(config),
+        "api_keys_file": f"{API_KEYS_PATH}/keys.yaml" if settings.api_keys_secret else None,
     }
+    files = {"tls_cert": "tls.crt", "tls_key": "tls.key", "tls_ca": "ca.crt"} if settings.tls_secret else {}
+    channel = {"token": None, **{name: f"{TLS_PATH}/{file}" for name, file in files.items()}}
     return config.model_copy(
         update={
             "speculator": speculator,
             "target": target,
             "router": config.router.model_copy(update=router),
-            "channel": config.channel.model_copy(update={"token": None, **_tls_files(config)}),
+            "channel": config.channel.model_copy(update=channel),
             "spans_machines": True,
         }
     )
@@ -96,26 +109,3 @@ class PodPaths:
                 f"{other} and {option}: both would be {place} in the pods: give the folders different names"
             )
         return place
-
-
-def _api_keys_file(config: DeploymentConfig) -> str | None:
-    if config.kubernetes.api_keys_secret:
-        return f"{API_KEYS_PATH}/keys.yaml"
-    if config.router.api_keys_file:
-        raise SkimError(
-            "kubernetes.api_keys_secret: is not set, but router.api_keys_file is: put the file into a Secret as "
-            "keys.yaml and set kubernetes.api_keys_secret to its name"
-        )
-    return None
-
-
-def _tls_files(config: DeploymentConfig) -> dict[str, str]:
-    if config.kubernetes.tls_secret:
-        files = {"tls_cert": "tls.crt", "tls_key": "tls.key", "tls_ca": "ca.crt"}
-        return {name: f"{TLS_PATH}/{file}" for name, file in files.items()}
-    if config.channel.tls_ca:
-        raise SkimError(
-            "kubernetes.tls_secret: is not set, but channel.tls_ca is: put the three files into a Secret (tls.crt, "
-            "tls.key, ca.crt) and set kubernetes.tls_secret to its name"
-        )
-    return {}

@@ -16,6 +16,7 @@ from cluster.kuberay.pods import (
     USER,
     WRITABLE,
     Object,
+    api_object,
     check_ports,
     metadata,
     ray_pod,
@@ -26,7 +27,6 @@ from cluster.kuberay.serve_config import ROUTER_RESOURCE, serve_config
 from cluster.serve.placement import ACCELERATOR, RESOURCES
 from skim_common.errors import SkimError
 
-API_VERSION = "ray.io/v1"
 AUTOSCALER: Object = {
     "enableInTreeAutoscaling": True,
     "autoscalerOptions": {
@@ -45,25 +45,29 @@ def ray_service(config: DeploymentConfig) -> Object:
     """The RayService of `config`. Raises SkimError if `config` cannot run on Kubernetes."""
     check_ports(config)
     config = config.placed(on_gpus=config.kubernetes.gpus)
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "RayService",
-        "metadata": _ray_metadata(
-            config.kubernetes, **{"ray.io/initializing-timeout": f"{config.kubernetes.max_start_minutes}m"}
-        ),
-        "spec": {
+    settings, router = config.kubernetes, config.router
+    cpu = _whole_cores("router", settings.router, router.cpus)
+    pod = ray_pod(config, "router", settings.router, cpu=cpu)
+    holds = _on_one_node({ROUTER_RESOURCE: 1, **router.resources})
+    groups = [
+        _worker_group("router", pod, (router.replicas,) * 3, holds),
+        *(_pool_group(config, name, pool, getattr(settings, name)) for name, pool in config.pools.items()),
+    ]
+    return api_object(
+        "ray.io/v1/RayService",
+        _ray_metadata(settings, **{"ray.io/initializing-timeout": f"{settings.max_start_minutes}m"}),
+        {
             "upgradeStrategy": {"type": "NewCluster"},
-            "rayClusterDeletionDelaySeconds": 60 + config.kubernetes.drain_seconds,
+            "rayClusterDeletionDelaySeconds": 60 + settings.drain_seconds,
             "excludeHeadPodFromServeSvc": True,
             "serveConfigV2": yaml.safe_dump(serve_config(config), sort_keys=False, allow_unicode=True),
             "rayClusterConfig": {
-                **_ray_cluster(config, "head"),
+                **_ray_cluster(config, "head", groups),
                 **AUTOSCALER,
-                **_fault_tolerance(config),
-                "workerGroupSpecs": _groups(config),
+                **_fault_tolerance(settings),
             },
         },
-    }
+    )
 
 
 def batch_job(config: DeploymentConfig, batch: BatchConfig) -> Object:
@@ -72,27 +76,23 @@ def batch_job(config: DeploymentConfig, batch: BatchConfig) -> Object:
     pod = ray_pod(config, "batch", batch.pod, cpu=batch.pod.cpu or "2", data=batch.claim)
     endpoint = batch.endpoint or f"http://{settings.name}-serve-svc:{config.router.port}"
     files = ["--input", batch.input, "--output", batch.output, "--endpoint", endpoint]
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "RayJob",
-        "metadata": _ray_metadata(settings, "batch"),
-        "spec": {
+    groups = [_worker_group("batch", pod, (batch.nodes,) * 3, {})]
+    return api_object(
+        "ray.io/v1/RayJob",
+        _ray_metadata(settings, "batch"),
+        {
             "entrypoint": shlex.join(["python", "-m", "cluster.batch", *files]),
             "submissionMode": "SidecarMode",
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": batch.keep_minutes * 60,
-            # A retried job continues where it stopped.
-            "backoffLimit": batch.retries,
-            "rayClusterSpec": {
-                **_ray_cluster(config, "batch", batch.claim),
-                "workerGroupSpecs": [_worker_group("batch", pod, (batch.nodes,) * 3, {})],
-            },
+            "backoffLimit": batch.retries,  # a retried job continues where it stopped
+            "rayClusterSpec": _ray_cluster(config, "batch", groups, batch.claim),
         },
-    }
+    )
 
 
-def _ray_cluster(config: DeploymentConfig, component: str, data: str | None = None) -> Object:
-    """A Ray cluster's spec without its worker groups. The head runs no actors. component, data: as in `ray_pod`."""
+def _ray_cluster(config: DeploymentConfig, component: str, groups: list[Object], data: str | None = None) -> Object:
+    """A Ray cluster's spec. The head runs no actors. component, data: as in `ray_pod`."""
     pod = config.kubernetes.head
     return {
         "rayVersion": version("ray"),
@@ -102,6 +102,7 @@ def _ray_cluster(config: DeploymentConfig, component: str, data: str | None = No
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
             "template": ray_pod(config, component, pod, cpu=pod.cpu or "2", head=True, data=data),
         },
+        "workerGroupSpecs": groups,
     }
 
 
@@ -126,19 +127,8 @@ def _worker_group(name: str, template: Object, sizes: tuple[int, int, int], hold
     }
 
 
-def _groups(config: DeploymentConfig) -> list[Object]:
-    """Nodes of one replica only: Kubernetes places pods on machines, so Ray does not have to."""
-    settings, router = config.kubernetes, config.router
-    cpu = _whole_cores("router", settings.router, router.cpus)
-    pod = ray_pod(config, "router", settings.router, cpu=cpu)
-    sizes = (router.replicas,) * 3
-    return [
-        _worker_group("router", pod, sizes, _on_one_node({ROUTER_RESOURCE: 1, **router.resources})),
-        *(_pool_group(config, name, pool, getattr(settings, name)) for name, pool in config.pools.items()),
-    ]
-
-
 def _pool_group(config: DeploymentConfig, name: str, pool: PoolConfig, pod: PodConfig) -> Object:
+    """Nodes of one replica only: Kubernetes places pods on machines, so Ray does not have to."""
     gpus = (pool.gpus_per_replica or 0.0) / pool.nodes_per_replica
     cpu = _whole_cores(name, pod, pool.cpus_per_replica)
     holds = _on_one_node({RESOURCES[name]: 1, **pool.resources})
@@ -170,12 +160,12 @@ def _whole_cores(name: str, pod: PodConfig, cpus: float) -> str:
     return pod.cpu
 
 
-def _fault_tolerance(config: DeploymentConfig) -> Object:
+def _fault_tolerance(settings: KubernetesConfig) -> Object:
     """Ray's cluster state in Redis, beyond the head's life. Empty without Redis."""
-    redis = config.kubernetes.redis
+    redis = settings.redis
     if redis is None:
         return {}
-    password = {"name": redis.password_secret or config.kubernetes.secret, "key": redis.password_key}
+    password = {"name": redis.password_secret or settings.secret, "key": redis.password_key}
     options = {"redisAddress": redis.address, "redisPassword": {"valueFrom": {"secretKeyRef": password}}}
     if redis.username:
         options["redisUsername"] = {"value": redis.username}

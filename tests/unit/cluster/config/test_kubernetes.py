@@ -27,8 +27,6 @@ LONG = "a" * 64
         ("target.node_selector", {"zone": "in(a)"}, "the value of a label"),
         ("target.node_selector", {"zone": LONG}, "the value of a label"),
         *(("router.node_selector", {key: "a"}, "the key of a label") for key in ("", "a b", "/a", "A.b/c", LONG)),
-        ("target.tolerations", [{"key": ""}], "the key of a label"),
-        ("target.tolerations", [{"key": "a", "value": "b"}], "set operator to Equal"),
         *(("hub.endpoint", url, "a URL") for url in ("hub.example.com", "ftp://a", "http://a b", "http://")),
         *(("hub.endpoint", f"http://a:{port}", "between 1 and 65535") for port in (0, 65536, 99999)),
         ("batch", {**BATCH, "endpoint": "http://a:70000"}, "between 1 and 65535"),

@@ -8,9 +8,8 @@ import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
 from cluster.config.load import config_from_flags, load_config
-from cluster.kuberay.guards import DNS_PORTS
 from cluster.kuberay.service import ray_service
-from cluster.kuberay.write import HEADER, manifest_yaml, manifests, write_manifests
+from cluster.kuberay.write import DNS_PORTS, HEADER, manifest_yaml, manifests, write_manifests
 from cluster.serve.app import SERVE_SWITCHES, serve_app
 from cluster.serve.pod_draining import DRAINING_FILE, DRAINING_SWITCHES
 from skim_common.errors import SkimError
