@@ -1,6 +1,6 @@
 """A deployment from a YAML file, from command-line flags, or from a file with flags over it; and shown as YAML.
 
-Every error is one sentence that names the setting, such as `target.tensor_parallel`, and its line in the file.
+Every error is one sentence that names the setting and its line in the file.
 """
 
 import re  # noqa: TID251  names of settings
@@ -47,12 +47,24 @@ def config_from_flags(path: str | Path | None, overrides: Mapping[str, Any]) -> 
     if hidden := _hidden(settings):
         raise SkimError(f"{path}: {hidden}: is hidden by `skim config show`; write the secret itself, or leave it out")
     folder = Path(path).parent if path is not None else Path()
-    return _validated(settings, str(path or "command line"), lines, folder.absolute())
+    return config_from_settings(settings, str(path or "command line"), lines, folder.absolute())
 
 
-def config_from_settings(settings: Mapping[str, Any]) -> DeploymentConfig:
-    """The deployment in `settings`; its model folders must be absolute, or hub names. Raises SkimError."""
-    return _validated(settings, "deployment settings")
+def config_from_settings(
+    settings: Mapping[str, Any], source: str = "deployment settings", lines: Lines | None = None, folder: Path = Path()
+) -> DeploymentConfig:
+    """The deployment in `settings`. Raises SkimError with all problems: `line 3: router.port: should be less than ...`.
+
+    source: what they come from, for the error. lines: of the settings. folder: where their relative paths start.
+    """
+    try:
+        config = DeploymentConfig.model_validate(dict(settings), context={"folder": folder})
+    except ValidationError as error:
+        faults = "; ".join(_sentence(problem, lines or {}) for problem in problems(error))
+        raise SkimError(f"{source}: {faults}") from None
+    if config.served_model_name:
+        return config
+    return config.model_copy(update={"served_model_name": public_name(config.target.model)})
 
 
 def read_settings(path: Path) -> tuple[dict[str, Any], Lines]:
@@ -83,15 +95,14 @@ def read_settings(path: Path) -> tuple[dict[str, Any], Lines]:
 
 
 def _lines(node: yaml.Node | None, location: Location = ()) -> Iterator[tuple[Location, int]]:
+    entries: list[tuple[Any, yaml.Node, yaml.Node]] = []  # name, where it stands, value
     if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            here = (*location, key.value)
-            yield here, key.start_mark.line + 1
-            yield from _lines(value, here)
+        entries = [(key.value, key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
-        for i, item in enumerate(node.value):
-            yield (*location, i), item.start_mark.line + 1
-            yield from _lines(item, (*location, i))
+        entries = [(number, item, item) for number, item in enumerate(node.value)]
+    for name, key, value in entries:
+        yield (*location, name), key.start_mark.line + 1
+        yield from _lines(value, (*location, name))
 
 
 def _set(settings: dict[str, Any], names: Sequence[str], value: Any) -> None:
@@ -111,45 +122,20 @@ def _hidden(value: Any, name: str = "") -> str | None:
     return name if value == HIDDEN else None
 
 
-def _validated(
-    settings: Mapping[str, Any], source: str, lines: Lines | None = None, folder: Path = Path()
-) -> DeploymentConfig:
-    """Raises SkimError with all problems, each with its line and name: `line 3: router.port: should be less than ...`.
-
-    source: what the settings come from, for the error. folder: where their relative paths start.
-    """
-    try:
-        config = DeploymentConfig.model_validate(dict(settings), context={"folder": folder})
-    except ValidationError as error:
-        raise SkimError(
-            f"{source}: {'; '.join(_sentence(problem, lines or {}) for problem in problems(error))}"
-        ) from None
-    if config.served_model_name:
-        return config
-    return config.model_copy(update={"served_model_name": public_name(config.target.model)})
-
-
 def _sentence(problem: Problem, lines: Lines) -> str:
     """A setting that is missing has the line of the section that should contain it."""
     hint = ""
     if problem.kind == "extra_forbidden":
-        names = _setting_names(problem.location[:-1])
-        close = get_close_matches(str(problem.location[-1]), names, 1)
-        hint = f"; did you mean {close[0]}?" if close else f"; the settings here are {', '.join(names)}"
-    sections = (problem.location[:n] for n in range(len(problem.location), 0, -1))
-    line = next((lines[section] for section in sections if section in lines), None)
-    return f"{f'line {line}: ' if line else ''}{problem.name}: {problem.fault}{hint}"
-
-
-def _setting_names(location: Location) -> list[str]:
-    """The names of the settings in the section at `location`."""
-    model: type[BaseModel] = DeploymentConfig
-    for name in location:
-        if not isinstance(name, int):
+        model: type[BaseModel] = DeploymentConfig
+        for name in problem.location[:-1]:
             annotation = model.model_fields[str(name)].annotation
             kinds = (annotation, *get_args(annotation))  # optional, or one of several
             model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
-    return list(model.model_fields)
+        close = get_close_matches(str(problem.location[-1]), model.model_fields, 1)
+        hint = f"; did you mean {close[0]}?" if close else f"; the settings here are {', '.join(model.model_fields)}"
+    sections = (problem.location[:n] for n in range(len(problem.location), 0, -1))
+    line = next((lines[section] for section in sections if section in lines), None)
+    return f"{f'line {line}: ' if line else ''}{problem.name}: {problem.fault}{hint}"
 
 
 class _OneLine(yaml.SafeDumper):
@@ -173,14 +159,12 @@ def _without_secrets(value: Any, name: str = "", section: str = "") -> Any:
 
 def _shown(section: BaseModel, values: dict[str, Any], indent: str) -> Iterator[str]:
     for name, field in type(section).model_fields.items():
-        value, comment = getattr(section, name), field.description
+        value, line, comment = getattr(section, name), f"{indent}{name}:", field.description
         if isinstance(value, BaseModel):
-            line, comment = f"{indent}{name}:", (type(value).__doc__ or "").splitlines()[0]
+            comment = (type(value).__doc__ or "").splitlines()[0]
         else:
-            text = yaml.dump(
-                values[name], Dumper=_OneLine, default_flow_style=True, width=float("inf"), allow_unicode=True
-            )
-            line = f"{indent}{name}: {text.splitlines()[0]}"
+            form = {"default_flow_style": True, "width": float("inf"), "allow_unicode": True}
+            line += f" {yaml.dump(values[name], Dumper=_OneLine, **form).splitlines()[0]}"
         yield f"{line:<{COMMENT_COLUMN}}  # {comment}" if comment else line
         if isinstance(value, BaseModel):
             yield from _shown(value, values[name], indent + "  ")

@@ -64,10 +64,7 @@ class AutoscalingConfig(BaseModel, extra="forbid", frozen=True):
 
 
 class PoolConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=True):
-    """One pool: replicas of one model on one engine. A replica is one Ray actor and its engine's processes.
-
-    With `nodes_per_replica`, the ranks are Ray actors, too, on the nodes of a placement group.
-    """
+    """One pool: replicas of one model on one engine. A replica is one Ray actor and its engine's processes."""
 
     model: Annotated[str, Field(min_length=1), AfterValidator(_located)] = Field(
         description="folder, or hub name (owner/name@revision); a relative path starts at the config file's folder"
@@ -116,9 +113,8 @@ class PoolConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=T
     def _start_with_the_minimum(cls, settings: Any) -> Any:
         """A pool with autoscaling and without `replicas` starts with `min_replicas`, but at least with one."""
         scaling = settings.get("autoscaling") if isinstance(settings, dict) else None
-        if not isinstance(scaling, dict) or "replicas" in settings or not isinstance(scaling.get("min_replicas"), int):
-            return settings
-        return {**settings, "replicas": max(1, scaling["min_replicas"])}
+        least = scaling.get("min_replicas") if isinstance(scaling, dict) else None
+        return {"replicas": max(1, least), **settings} if isinstance(least, int) else settings
 
     @field_validator("engine", mode="before")
     @classmethod
@@ -145,35 +141,30 @@ class PoolConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=T
     @model_validator(mode="after")
     def _settings_that_go_together(self) -> Self:
         vllm_options.check_engine_options(self.engine_options, has_front=isinstance(self, TargetConfig))
-        if self.ranks > 1 and 0 < (self.gpus_per_replica or 0) < self.ranks:
+        ranks, nodes, scaling = self.ranks, self.nodes_per_replica, self.autoscaling
+        if ranks > 1 and 0 < (self.gpus_per_replica or 0) < ranks:
             raise ValueError(
                 "gpus_per_replica must be at least tensor_parallel times pipeline_parallel: each rank needs its own GPU"
             )
-        if self.nodes_per_replica > 1:
-            self._check_nodes()
-        if not isinstance(self, PrefillConfig):  # the target's engine_options are filled in first
-            self.check_memory_share()
-        scaling = self.autoscaling
-        if scaling and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
-            raise ValueError("replicas must be between autoscaling.min_replicas and autoscaling.max_replicas")
-        return self
-
-    def _check_nodes(self) -> None:
-        if self.ranks % self.nodes_per_replica:
+        if ranks % nodes:
             raise ValueError(
-                f"nodes_per_replica {self.nodes_per_replica} must divide the {self.ranks} ranks of a replica"
+                f"nodes_per_replica {nodes} must divide the {ranks} ranks of a replica"
                 " (tensor_parallel times pipeline_parallel): every node holds the same number of ranks"
             )
-        if self.gpus_per_replica not in (None, 0, self.ranks):
+        if nodes > 1 and self.gpus_per_replica not in (None, 0, ranks):
             raise ValueError(
-                f"gpus_per_replica must be {self.ranks} or left out with nodes_per_replica"
-                f" {self.nodes_per_replica}: each rank takes one GPU"
+                f"gpus_per_replica must be {ranks} or left out with nodes_per_replica {nodes}: each rank takes one GPU"
             )
-        if variables := [name for name in NODE_VARIABLES if name in self.env]:
+        if nodes > 1 and (variables := [name for name in NODE_VARIABLES if name in self.env]):
             raise ValueError(
                 f"env sets {variables[0]}, which differs between the nodes of a replica: leave it out, or set it in the"
                 " environment in which Ray starts on each node"
             )
+        if not isinstance(self, PrefillConfig):  # the target's engine_options are filled in first
+            self.check_memory_share()
+        if scaling and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
+            raise ValueError("replicas must be between autoscaling.min_replicas and autoscaling.max_replicas")
+        return self
 
     def check_memory_share(self) -> None:
         """vLLM takes 0.92 of a GPU's memory by default, so a second engine on the GPU would not start."""
@@ -186,12 +177,11 @@ class PoolConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=T
 
     @property
     def ranks(self) -> int:
-        """The number of ranks of one replica."""
+        """Of one replica."""
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def most_replicas(self) -> int:
-        """The largest number of replicas that the pool may have."""
         return self.autoscaling.max_replicas if self.autoscaling else self.replicas
 
     def placed(self, *, on_gpus: bool) -> Self:

@@ -17,7 +17,8 @@ from router.options.request import PolicyOptions
 from router.options.settings import File, RouterConfig
 
 WITH_STAGES = ("none", "eagle", "mtp")
-"""Decode methods of vLLM 0.29's V2 model runner, which supports pipeline stages. By reading, except none."""
+"""Decode methods of vLLM 0.29's V2 model runner, which supports pipeline stages. In its V1 runner the earlier stages
+stop at their first step: GPUModelRunner._build_attention_metadata reads `drafter`, which only the last stage has."""
 
 
 def _before_the_path(endpoint: str) -> str:
@@ -111,21 +112,14 @@ class DeploymentConfig(BaseModel, extra="forbid", frozen=True):
                 "speculator: nodes_per_replica and pipeline_parallel must be 1: a speculator is small and reads every"
                 " prompt whole, so one that is larger than a node would save nothing; choose a smaller model"
             )
-        if self.target.engine == "vllm":
-            self._check_stages()
-        return self
-
-    def _check_stages(self) -> None:
-        """Other methods run in vLLM's V1 model runner, whose earlier stages stop at their first step: there
-        GPUModelRunner._build_attention_metadata reads `drafter`, which only the last stage has (run with ngram on CPU).
-        """
         stages, method = self.target.pipeline_parallel, self.decode.method
-        if stages > 1 and method not in WITH_STAGES:
+        if self.target.engine == "vllm" and stages > 1 and method not in WITH_STAGES:
             raise ValueError(
                 f"decode.method {method} does not work with pipeline_parallel {stages}: with pipeline stages vLLM"
                 f" drafts only by {' or '.join(WITH_STAGES[1:])}; set decode.method to none, or tensor_parallel to all"
                 " ranks"
             )
+        return self
 
     @model_validator(mode="after")
     def _every_setting_has_an_effect(self) -> Self:
@@ -186,10 +180,9 @@ WITHOUT_EFFECT = {
 
 def _holds(config: DeploymentConfig, condition: str) -> bool:
     """condition: `setting: value`, or `setting other than value`."""
-    setting, other, value = condition.partition(" other than ")
-    if not other:
-        setting, _, value = condition.partition(": ")
-    return (str(_value(config, setting)).lower() == value) != bool(other)
+    is_other = " other than " in condition
+    setting, _, value = condition.partition(" other than " if is_other else ": ")
+    return (str(_value(config, setting)).lower() == value) != is_other
 
 
 def _value(config: DeploymentConfig, setting: str) -> Any:

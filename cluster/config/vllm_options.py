@@ -143,11 +143,6 @@ def check_engine_options(options: Mapping[str, Any], *, has_front: bool) -> None
             raise ValueError(f"engine_options.speculative_config.{field} is set by {setting}: set that instead")
 
 
-def of_vllm(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are flags of `vllm serve`."""
-    return {name: value for name, value in options.items() if name not in OWN}
-
-
 def for_front(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that the HTTP front reads."""
     return {name: value for name, value in options.items() if name in FRONT | BOTH}
@@ -203,9 +198,9 @@ def with_paths(options: Mapping[str, Any], change: Callable[[str, str], str]) ->
     """The options with `change(name, value)` in the place of each path or hub name. name: a key of PATHS."""
     changed = dict(options)
     for name in PATHS:
-        option, *fields = name.split(".")
+        option, _, field = name.partition(".")
         if option in changed:
-            changed[option] = _with_path(changed[option], fields, name, change)
+            changed[option] = _with_path(changed[option], field, name, change)
     return changed
 
 
@@ -222,19 +217,17 @@ def hub_names(options: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def _with_path(value: Any, fields: list[str], name: str, change: Callable[[str, str], str]) -> Any:
+def _with_path(value: Any, field: str, name: str, change: Callable[[str, str], str]) -> Any:
+    """field: of a value that is a mapping, or of a list of them; empty: the value itself."""
     if isinstance(value, list | tuple):
-        return [_with_path(one, fields, name, change) for one in value]
-    if fields and isinstance(value, Mapping):
-        first, *rest = fields
-        return {**value, first: _with_path(value[first], rest, name, change)} if first in value else value
-    return change(name, value) if not fields and isinstance(value, str) and _is_path(name, value) else value
-
-
-def _is_path(name: str, value: str) -> bool:
-    if name == "chat_template":  # a text that is no path has one of these, as vLLM tells them apart
-        return bool(value) and not set("{}\n") & set(value)
-    return value not in (("", "auto", "vllm") if name == "generation_config" else ("",))
+        return [_with_path(one, field, name, change) for one in value]
+    if field and isinstance(value, Mapping):
+        return {**value, field: _with_path(value[field], "", name, change)} if field in value else value
+    if field or not isinstance(value, str):
+        return value
+    is_text = name == "chat_template" and set("{}\n") & set(value)  # as vLLM tells a template from a path
+    is_word = value == "" or (name == "generation_config" and value in ("auto", "vllm"))
+    return value if is_text or is_word else change(name, value)
 
 
 def _located(name: str, path: str, folder: Path) -> str:

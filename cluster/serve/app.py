@@ -28,12 +28,9 @@ APP_NAME = "skim"
 
 REPLICA_CHOICE = "router.pools.affinity_router:AffinityRouter"
 MAX_STARTS = 1_000_000
-"""Failed starts in a row after which Serve would give up a pool for good: in effect never. `retried_start` waits up to
-a minute between them.
-
-Serve counts failed starts in every rolling update, and only its controller's memory holds that a pool has run: with a
-small number, one start that the kernel kills for memory could end the pool. A wrong configuration still fails at once,
-because `cluster.serve.status` looks for a failed start.
+"""Failed starts in a row after which Serve would give up a pool for good: in effect never. Serve counts them in every
+rolling update: with a small number, one start that the kernel kills for memory could end the pool. `retried_start`
+waits up to a minute between them. `cluster.serve.status` ends the first start of a wrong configuration.
 """
 
 SERVE_SWITCHES = {
@@ -119,16 +116,8 @@ def _pool(
         request_router_config=RequestRouterConfig(request_router_class=REPLICA_CHOICE),
         **placement_options(name, pool),
     )
-    settings = PoolSettings(
-        engine=pool.engine,
-        model=pool.model,
-        tensor_parallel=pool.tensor_parallel,
-        options=engine_options(config, name),
-        start_timeout_s=pool.start_timeout_s,
-        hung_after_s=pool.hung_after_s,
-        start_probe=pool.start_probe,
-        traces=traces,
-    )
+    shared = {field: getattr(pool, field) for field in PoolSettings.model_fields if field in PoolConfig.model_fields}
+    settings = PoolSettings(**shared, options=engine_options(config, name), traces=traces)
     if name != "speculator":
         return _bind(deployment, settings)
     drafts = config.decode.method == "remote" and not config.router.select_only
@@ -175,38 +164,32 @@ def plain(argument: Application | BaseModel) -> Any:
 
 def sizes_of(config: DeploymentConfig) -> dict[str, dict[str, Any]]:
     """By deployment, the options that Serve changes without new replicas: their number, concurrency, draining."""
-    router = config.router
-    sizes = {"router": {"num_replicas": router.replicas, **_load(router, REFUSAL_SLOTS)}}
-    headroom = {name: _most_requests(config, name) / router.replicas for name in ("speculator", "target")}
+    router, headroom = config.router, {"speculator": 0.0, "target": 0.0}
+    parts: dict[str, RouterConfig | PoolConfig] = {"router": router, **config.pools}
+    sizes: dict[str, dict[str, Any]] = {
+        name: {
+            "num_replicas": part.replicas,
+            "max_ongoing_requests": part.max_ongoing_requests,
+            "graceful_shutdown_timeout_s": part.drain_timeout_s,
+        }
+        for name, part in parts.items()
+    }
+    sizes["router"]["max_ongoing_requests"] += REFUSAL_SLOTS
+    for name, pool in config.pools.items():
+        if (scaling := pool.autoscaling) is None:
+            continue
+        del sizes[name]["num_replicas"]
+        options = sizes[name]["autoscaling_config"] = scaling.model_dump(exclude_none=True)
+        # Whenever the options change, Ray resets a pool to `initial_replicas` (DeploymentAutoscalingState.register).
+        # Without that option, a pool under load keeps its replicas.
+        if pool.replicas != scaling.min_replicas:
+            options["initial_replicas"] = pool.replicas
+        # The requests with which Serve's autoscaler lets a pool, or a half of the target, grow to its `max_replicas`.
+        most, half = scaling.max_replicas * scaling.target_ongoing_requests, "target" if name == "prefill" else name
+        headroom[half] = max(headroom[half], most / router.replicas)
     # See RouterDeployment.reconfigure.
     sizes["router"]["user_config"] = {"max_ongoing_requests": router.max_ongoing_requests, "headroom": headroom}
-    return sizes | {name: {**_replicas(pool), **_load(pool)} for name, pool in config.pools.items()}
-
-
-def _load(part: PoolConfig | RouterConfig, beyond: int = 0) -> dict[str, Any]:
-    return {
-        "max_ongoing_requests": part.max_ongoing_requests + beyond,
-        "graceful_shutdown_timeout_s": part.drain_timeout_s,
-    }
-
-
-def _replicas(pool: PoolConfig) -> dict[str, Any]:
-    """The number of replicas: fixed, or decided by Serve's autoscaler."""
-    if pool.autoscaling is None:
-        return {"num_replicas": pool.replicas}
-    options = pool.autoscaling.model_dump(exclude_none=True)
-    # Whenever the options change, Ray resets a pool to `initial_replicas` (DeploymentAutoscalingState.register).
-    # Without that option, a pool under load keeps its replicas.
-    if pool.replicas != pool.autoscaling.min_replicas:
-        options["initial_replicas"] = pool.replicas
-    return {"autoscaling_config": options}
-
-
-def _most_requests(config: DeploymentConfig, name: str) -> float:
-    """The requests with which Serve's autoscaler lets a pool, or a half of it, grow to its `max_replicas`; 0: fixed."""
-    halves = [config.target, config.target.prefill] if name == "target" else [config.speculator]
-    scalings = [pool.autoscaling for pool in halves if pool and pool.autoscaling]
-    return max((scaling.max_replicas * scaling.target_ongoing_requests for scaling in scalings), default=0.0)
+    return sizes
 
 
 def logging_options(observability: ObservabilityConfig) -> dict[str, Any]:

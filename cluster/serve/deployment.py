@@ -36,7 +36,6 @@ from skim_common.errors import SkimError
 Progress = Callable[[str], None]
 
 SHUTDOWN_LIMIT_S = 30.0
-START_ADVICE = "see that the port, memory and disk are free, and start again"
 ENDPOINT = {"host": "host", "port": "port", "ssl_certfile": "tls_cert", "ssl_keyfile": "tls_key"}
 """Fields of ray.serve.config.HTTPOptions, and the settings of the router that they are. Serve's proxy ends TLS."""
 
@@ -45,11 +44,11 @@ ENDPOINT = {"host": "host", "port": "port", "ssl_certfile": "tls_cert", "ssl_key
 def deployed(
     config: DeploymentConfig, *, address: str | None = None, progress: Progress = print, name: str = APP_NAME
 ) -> Iterator[str]:
-    """Run `config` while the context lasts. Gives the endpoint's base URL once every pool is ready.
+    """Run `config` while the context lasts. Gives the endpoint's base URL once every pool is ready. Raises SkimError.
 
     address: a running Ray cluster ("auto": the one on this machine); None starts a new one. progress: called with one
-    line per change of state. name: of the Serve application; an application of that name that a killed run left in the
-    cluster is replaced, unless the name is APP_NAME. Raises SkimError for mistakes that a user can correct.
+    line per change of state. name: of the Serve application; what a killed run of that name left in the cluster is
+    replaced, unless the name is APP_NAME.
     """
     config = checked(config, is_local=address is None, print_line=progress)
     if address is None:
@@ -67,15 +66,15 @@ def deploy(config: DeploymentConfig, address: str, *, progress: Progress = print
     """Start `config` on the running Ray cluster at `address` and leave it running; the endpoint's base URL."""
     config = checked(config, is_local=False, print_line=progress)
     join_ray(address)
+    is_new = False
     try:
         is_new = APP_NAME not in serve.status().applications
-        try:
-            return apply(config, progress=progress)
-        except SkimError:
-            # Serve would retry a new application forever. After a failed update, the old replicas keep running.
-            if is_new and APP_NAME in serve.status().applications:
-                serve.delete(APP_NAME)
-            raise
+        return apply(config, progress=progress)
+    except SkimError:
+        # Serve would retry a new application forever. After a failed update, the old replicas keep running.
+        if is_new and APP_NAME in serve.status().applications:
+            serve.delete(APP_NAME)
+        raise
     finally:
         ray.shutdown()
 
@@ -86,7 +85,7 @@ def apply(config: DeploymentConfig, name: str = APP_NAME, *, progress: Progress 
     Serve replaces only the changed replicas, one after the other. An old replica takes no new requests and stops when
     its answers are finished, at the latest after `drain_timeout_s`. A pool of two or more replicas stays available.
     """
-    with as_skim_error("the deployment did not start", START_ADVICE):
+    with as_skim_error("the deployment did not start", "see that the port, memory and disk are free, and start again"):
         config = config.placed(on_gpus=bool(ray.cluster_resources().get("GPU")))
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         check_fit(config, ray.cluster_resources(), nodes)
@@ -133,7 +132,6 @@ def base_url(router: RouterConfig) -> str:
 
 
 def _start_ray(config: DeploymentConfig) -> None:
-    """Start a local Ray cluster for the deployment."""
     needed = needed_resources(config, at_most=True)
     cpus = max(os.cpu_count() or 1, math.ceil(needed.pop("CPU", 0)))
     # Ray finds the GPUs itself.
@@ -145,8 +143,7 @@ def _prepare_cluster(config: DeploymentConfig, name: str) -> None:
     """Delete the application that a killed run of `name` left. Raises SkimError if the cluster serves another one."""
     try:
         running = set(serve.status().applications)
-        if foreign := running - ({name} - {APP_NAME}):
-            others = ", ".join(sorted(foreign))
+        if others := ", ".join(sorted(running - ({name} - {APP_NAME}))):
             raise SkimError(
                 f"this Ray cluster already serves {others}: use its endpoint, or stop it with `serve shutdown`"
             )

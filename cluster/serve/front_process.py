@@ -1,6 +1,6 @@
-"""A process that has imported vLLM's HTTP front, and answers questions about options before Ray or an engine starts.
+"""The caller of `router.vllm_front.program`: a process with vLLM's HTTP front, which checks options before a start.
 
-It is started once for all questions of a command. Here is its caller's side; `router.vllm_front.program` is its own.
+It is started once for all questions of a command.
 """
 
 import atexit
@@ -12,8 +12,8 @@ import tempfile
 from functools import cache
 from typing import Any
 
-from cluster.config import vllm_options
 from cluster.config.schema import DeploymentConfig
+from cluster.config.vllm_options import OWN
 from skim_common.errors import SkimError
 from skim_common.models.source import is_within_reach, public_name
 
@@ -104,5 +104,8 @@ def _gives_options(config: DeploymentConfig) -> bool:
 
 def _vllm_options(config: DeploymentConfig) -> dict[str, dict[str, Any]]:
     """The options of `vllm serve` of each pool that runs vLLM."""
-    pools = {name: pool for name, pool in config.pools.items() if pool.engine == "vllm"}
-    return {name: vllm_options.of_vllm(pool.engine_options) for name, pool in pools.items()}
+    return {
+        name: {option: value for option, value in pool.engine_options.items() if option not in OWN}
+        for name, pool in config.pools.items()
+        if pool.engine == "vllm"
+    }

@@ -1,6 +1,7 @@
 """The Ray resources of a replica: of one node, or of a placement group over several nodes."""
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import floor
 from typing import Any
@@ -15,8 +16,8 @@ def on_own_cores(config: DeploymentConfig) -> DeploymentConfig:
     """The deployment with an equal share of the cores for each pool's engines, if vLLM would give them no more cores.
 
     By default, vLLM binds every CPU engine to all cores except the last (vllm.utils.ompmultiprocessing). On two cores,
-    both pools' engines would share the first core, and the second would be idle. The choice is left to vLLM if there
-    are more cores, if a pool sets its cores, or if a pool has several ranks.
+    both pools' engines would share the first one. The choice is vLLM's if there are more cores, if a pool sets its
+    cores, or if a pool has several ranks.
     """
     pools = {name: pool for name, pool in config.pools.items() if pool.engine == "vllm" and not pool.gpus_per_replica}
     cores = sorted(os.sched_getaffinity(0))
@@ -24,10 +25,11 @@ def on_own_cores(config: DeploymentConfig) -> DeploymentConfig:
     taken = any(CORES in pool.env or pool.ranks > 1 for pool in pools.values()) or CORES in os.environ
     if len(pools) < 2 or taken or share < max(1, len(cores) - 1):
         return config
-    bound = {}
-    for index, (name, pool) in enumerate(pools.items()):
-        binding = ",".join(map(str, cores[index * share : (index + 1) * share]))
-        bound[name] = pool.model_copy(update={"env": {**pool.env, CORES: binding}})
+    bindings = (",".join(map(str, cores[start : start + share])) for start in range(0, len(cores), share))
+    bound = {
+        name: pool.model_copy(update={"env": {**pool.env, CORES: binding}})
+        for (name, pool), binding in zip(pools.items(), bindings, strict=False)
+    }
     return config.with_pools({**config.pools, **bound})
 
 
@@ -49,30 +51,25 @@ vLLM reads the properties of the GPU when it makes its configuration, in the rep
 
 
 def placement_options(name: str, pool: PoolConfig) -> dict[str, Any]:
-    """The options of ray.serve.deployment that say where replicas of the pool run."""
+    """The options of ray.serve.deployment that say where replicas of the pool run.
+
+    A replica on several nodes has a bundle for each rank: vLLM's Ray executor allows one GPU in a bundle. The ranks of
+    a node divide one unit of the pool's resource, so that no node holds more, and the ranks of a stage stay together.
+    """
     options: dict[str, Any] = {"num_cpus": pool.cpus_per_replica, "runtime_env": {"env_vars": pool.environment}}
     if pool.nodes_per_replica > 1:
         options["runtime_env"]["env_vars"] = {**KEEP_ALL_GPUS, **pool.environment}
-        group = {"placement_group_bundles": bundles(name, pool), "placement_group_strategy": "PACK"}
+        share = floor(pool.nodes_per_replica / pool.ranks / SMALLEST_SHARE) * SMALLEST_SHARE
+        bundles = _with_the_actor(pool, {RESOURCES[name]: share, **_of_ranks(pool, 1)}, pool.ranks)
         labels = {"placement_group_bundle_label_selector": [pool.node_labels]} if pool.node_labels else {}
-        return {"ray_actor_options": options, **group, **labels}
+        group = {"placement_group_bundles": bundles, "placement_group_strategy": "PACK", **labels}
+        return {"ray_actor_options": options, **group}
     options |= {"num_gpus": pool.gpus_per_replica or 0, "resources": {**pool.resources, RESOURCES[name]: 1}}
     if pool.accelerator_type:
         options["accelerator_type"] = pool.accelerator_type
     if pool.node_labels:
         options["label_selector"] = pool.node_labels
     return {"ray_actor_options": options}
-
-
-def bundles(name: str, pool: PoolConfig) -> list[dict[str, float]]:
-    """The bundles of a replica on several nodes, one for each rank: vLLM's Ray executor allows one GPU in a bundle.
-
-    The ranks of a node divide one unit of the pool's resource. So no node of one unit holds more than its share, and
-    the ranks of a stage stay together.
-    """
-    per_node = pool.ranks // pool.nodes_per_replica
-    share = floor(1 / per_node / SMALLEST_SHARE) * SMALLEST_SHARE
-    return _with_the_actor(pool, {RESOURCES[name]: share, **_of_ranks(pool, 1)}, pool.ranks)
 
 
 def taken_by_one(config: DeploymentConfig) -> dict[str, list[dict[str, float]]]:
@@ -89,10 +86,10 @@ def taken_by_one(config: DeploymentConfig) -> dict[str, list[dict[str, float]]]:
 def needed_resources(config: DeploymentConfig, *, at_most: bool = False) -> dict[str, float]:
     """Ray resources that `config` needs at the start, or with `at_most` at its largest size."""
     replicas = {name: pool.most_replicas if at_most else pool.replicas for name, pool in config.pools.items()}
-    needed: dict[str, float] = {}
+    needed = defaultdict[str, float](float)
     for name, parts in taken_by_one(config).items():
         for resource, amount in (item for part in parts for item in part.items()):
-            needed[resource] = needed.get(resource, 0.0) + replicas.get(name, config.router.replicas) * amount
+            needed[resource] += replicas.get(name, config.router.replicas) * amount
     return needed
 
 
@@ -115,25 +112,21 @@ def check_fit(config: DeploymentConfig, offered: Mapping[str, float], nodes: Seq
                 f" nodes with it (for example ray start --resources '{{\"{name}\": {amount:g}}}')"
             )
     for name, parts in taken_by_one(config).items():
-        _check_nodes(name, parts, nodes)
-
-
-def _check_nodes(name: str, parts: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]) -> None:
-    """parts: what one replica takes on each of its nodes (`taken_by_one`)."""
-    suited = [node for node in nodes if _offers(node, parts[-1])]
-    if len(suited) >= len(parts) and any(_offers(node, parts[0]) for node in suited):
-        return
-    needs = ", ".join(f"{amount:g} {resource}" for resource, amount in parts[0].items())
-    if len(parts) == 1:
+        suited = [node for node in nodes if _offers(node, parts[-1])]
+        if len(suited) >= len(parts) and any(_offers(node, parts[0]) for node in suited):
+            continue
+        needs = ", ".join(f"{amount:g} {resource}" for resource, amount in parts[0].items())
+        if len(parts) == 1:
+            raise SkimError(
+                f"no node of the Ray cluster has all the resources of one {name} replica ({needs}); a replica and its"
+                " ranks need one node: start a larger node, lower the resources of the replica, or set"
+                f" {name}.nodes_per_replica"
+            )
         raise SkimError(
-            f"no node of the Ray cluster has all the resources of one {name} replica ({needs}); a replica and its ranks"
-            f" need one node: start a larger node, lower the resources of the replica, or set {name}.nodes_per_replica"
+            f"one {name} replica needs {len(parts)} nodes of the Ray cluster, the first with {needs}, and"
+            f" {len(suited)} {'has' if len(suited) == 1 else 'have'} the resources of a part: start more such nodes, or"
+            f" change {name}.nodes_per_replica"
         )
-    raise SkimError(
-        f"one {name} replica needs {len(parts)} nodes of the Ray cluster, the first with {needs}, and"
-        f" {len(suited)} {'has' if len(suited) == 1 else 'have'} the resources of a part: start more such nodes, or"
-        f" change {name}.nodes_per_replica"
-    )
 
 
 def _offers(node: Mapping[str, float], needs: Mapping[str, float]) -> bool:

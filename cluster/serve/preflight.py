@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import psutil
 
-from cluster.config.pools import PoolConfig, kv_cache_gib
+from cluster.config.pools import kv_cache_gib
 from cluster.config.schema import DeploymentConfig
 from cluster.serve.front_process import check_front
 from cluster.serve.placement import on_own_cores
@@ -30,7 +30,6 @@ def checked(config: DeploymentConfig, *, is_local: bool, print_line: PrintLine) 
     is_local: whether Ray starts on this machine, for this deployment alone. print_line: called with what a user should
     know. Raises SkimError.
     """
-    router = config.router
     if is_local:
         for name, pool in config.pools.items():
             if pool.nodes_per_replica > 1:
@@ -38,8 +37,8 @@ def checked(config: DeploymentConfig, *, is_local: bool, print_line: PrintLine) 
                     f"{name}.nodes_per_replica is {pool.nodes_per_replica}, and this machine is one node: start Ray on"
                     " all nodes, and give its address with --address"
                 )
-        check_port(router.host, router.port)
-    check_certificate(router, may_be_elsewhere=config.spans_machines)
+        check_port(config.router.host, config.router.port)
+    check_certificate(config.router, may_be_elsewhere=config.spans_machines)
     config = with_pinned_models(config)
     check_front(config)
     if notice := check_models(config):
@@ -63,20 +62,19 @@ def check_certificate(router: RouterConfig, *, may_be_elsewhere: bool = False) -
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(router.tls_cert, router.tls_key)
     except ssl.SSLError as error:
-        fault = f"are not a certificate and its key: {error.reason}"
-        raise SkimError(f"router.tls_cert and router.tls_key {fault}") from None
+        raise SkimError(
+            f"router.tls_cert and router.tls_key are not a certificate and its key: {error.reason}"
+        ) from None
     except OSError as error:
         raise SkimError(f"router.tls_cert or router.tls_key cannot be read: {error.strerror}") from None
 
 
 def check_models(config: DeploymentConfig) -> str | None:
-    """Raise ModelError unless both models are usable and fit together. Of hub names, only small files are downloaded.
+    """Raise ModelError unless both models are usable and fit together. Returns a notice if they have two tokenizers.
 
-    Returns a notice for the user if the two models have two tokenizers.
-
-    With `spans_machines`, a folder may be missing on this machine. The pools then check the models on their machines.
+    Of hub names, only small files are downloaded. With `spans_machines`, a folder may be missing on this machine. The
+    pools then check the models on their machines.
     """
-    pools = config.pools
     if config.spans_machines and absent_folders(config):
         return None
     infos = {
@@ -86,7 +84,7 @@ def check_models(config: DeploymentConfig) -> str | None:
             max_model_len=pool.engine_options.get("max_model_len"),
             overrides=pool.engine_options.get("hf_overrides"),
         )
-        for name, pool in pools.items()
+        for name, pool in config.pools.items()
     }
     check_speculator(config.speculator.model, infos["speculator"].max_model_len)
     if config.router.select_only or same_tokens(infos["speculator"], infos["target"]):
@@ -123,7 +121,7 @@ def with_pinned_models(config: DeploymentConfig, on_unknown: PrintLine | None = 
 
 
 def fetch_weights(config: DeploymentConfig, print_line: PrintLine) -> None:
-    """Download the weights of hub names to this machine. print_line: called with one line per model."""
+    """Download the weights of hub names to this machine."""
     for model in dict.fromkeys(pool.model for pool in config.pools.values() if pool.engine != "mock"):
         if is_hub_name(model):
             print_line(f"fetching {model}")
@@ -147,21 +145,18 @@ def check_port(host: str, port: int) -> None:
 
 def check_memory(config: DeploymentConfig) -> None:
     """Raise SkimError if the CPU pools do not fit into this machine's free memory."""
-    needed = sum(pool.replicas * _replica_bytes(pool) for pool in config.pools.values() if not pool.gpus_per_replica)
-    free = psutil.virtual_memory().available
+    needed, free = 0, psutil.virtual_memory().available
+    for pool in config.pools.values():
+        if pool.engine == "mock" or pool.gpus_per_replica:
+            continue
+        try:
+            kv_cache = kv_cache_gib(pool.environment) * GIB
+        except ValueError as error:
+            raise SkimError(f"the environment variable {error}") from None
+        weights = 2 * weight_bytes(local_folder(pool.model, weights=True))
+        needed += pool.replicas * (weights + kv_cache + ENGINE_BASE_BYTES * pool.ranks)
     if needed > free:
         raise SkimError(
             f"this deployment needs about {needed / GIB:.1f} GiB of memory, but {free / GIB:.1f} GiB are free: "
             "lower VLLM_CPU_KVCACHE_SPACE or the replicas in the config, or use a larger machine"
         )
-
-
-def _replica_bytes(pool: PoolConfig) -> int:
-    """Bytes of weights, KV cache and processes; 0 for an engine without weights."""
-    if pool.engine == "mock":
-        return 0
-    try:
-        kv_cache = kv_cache_gib(pool.environment) * GIB
-    except ValueError as error:
-        raise SkimError(f"the environment variable {error}") from None
-    return 2 * weight_bytes(local_folder(pool.model, weights=True)) + kv_cache + ENGINE_BASE_BYTES * pool.ranks

@@ -37,9 +37,8 @@ LOCAL_ADVICE = (
 def start_ray(switches: Mapping[str, str], **options: Any) -> None:
     """Start a local Ray cluster. switches: environment variables of all its processes. options: of `ray.init`."""
     init_on_loopback(switches.items() >= ON_LOOPBACK.items())
-    local = {"address": "local", "include_dashboard": False, **options}
     with with_environment(switches):
-        _init_ray("start Ray on this machine", LOCAL_ADVICE, **local)
+        _init_ray("start Ray on this machine", LOCAL_ADVICE, address="local", include_dashboard=False, **options)
 
 
 def join_ray(address: str) -> None:

@@ -272,10 +272,6 @@ def test_numbers_are_fine_as_environment_variables(write):
         (SMALLEST + "kubernetes: {name: Skim}", "kubernetes.name: "),
         (SMALLEST + "kubernetes: {target: {memory: lots}}", "kubernetes.target.memory: "),
         (SMALLEST + "kubernetes: {targt: {}}", "did you mean target?"),
-        (
-            SMALLEST + "kubernetes: {target: {tolerations: [{ky: x}]}}",
-            "kubernetes.target.tolerations.0.ky: is not a setting; did you mean key?",
-        ),
         (SMALLEST + "observability: {traces: {}}", "observability.traces.endpoint: is missing"),
         (SMALLEST + "observability: {traces: {endpoint: collector}}", "traces.endpoint: must be a URL such as http"),
         (SMALLEST + "observability: {traces: {endpoint: 'grpc://c:4317'}}", "endpoint: must be a URL such as http"),
