@@ -29,8 +29,7 @@ def read_json(path: Path) -> Any:
 def replace_text(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Replace the file's content in one step: on a full disk, or after a kill, the old file stays as it was.
 
-    It keeps its permissions. mode: those of a new file, less the umask. A device or a pipe is written to.
-    Raises OSError.
+    mode: the permissions of a new file, less the umask. A device or a pipe is written to. Raises OSError.
     """
     file = path.resolve()
     if file.exists() and not file.is_file():

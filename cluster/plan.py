@@ -1,8 +1,7 @@
 """How many GPUs a deployment needs and how soon its first token comes: published formulas over the models' configs.
 
-Formulas, their errors and what they leave out: docs/plan.md. The efficiencies are fitted to the engine-alone times of
-benchmarks/results/gpu-ttft.json: one H200, vLLM 0.29.0 without CUDA graphs (`benchmarks.report.planned`). They are
-assumed for the other GPUs. The numbers marked "assumed" were never measured.
+Errors and what is left out: docs/plan.md. "Measured" is fitted to the engine-alone times of
+benchmarks/results/gpu-ttft.json, one H200, by `benchmarks.report.planned`; for other GPUs it is assumed.
 """
 
 import math
@@ -21,7 +20,7 @@ from skim_common.models.info import position_count
 
 GIB = 2**30
 WORKING_GIB = 4.0
-"""Working memory per model: CUDA's context and graphs, activations and logits of a step. An estimate, not measured."""
+"""Working memory per model: CUDA's context and graphs, activations and logits of a step. Assumed."""
 USABLE = 0.94
 """Share of a GPU's memory that may be used."""
 
@@ -36,16 +35,12 @@ STEP_S, REDUCE_S = 2e-3, 10e-6
 SKIM_S = 0.036
 """Seconds of a speculative request besides both engines: the median of queue and selection in gpu-ttft.json."""
 
-CHUNK = 8192
-"""vLLM's `max_num_batched_tokens` on CUDA: the tokens of a prefill step."""
-MAX_ROWS = 256
-"""vLLM's `max_num_seqs` on most GPUs: requests that one engine runs at a time."""
+CHUNK, MAX_ROWS = 8192, 256
+"""Of vLLM on most GPUs: `max_num_batched_tokens`, the tokens of a prefill step, and `max_num_seqs`."""
 ACTIVATION_BYTES = 2
-LOOK_AHEAD = 8
-"""Tokens that the speculator decodes ahead of a prompt that it reads as a whole, as `SelectionOptions`."""
-WINDOW = SelectionOptions().window_tokens
+LOOK_AHEAD, WINDOW = SelectionOptions().look_ahead, SelectionOptions().window_tokens
 FRAME = 64
-"""Assumed tokens of the question and the template in each window."""
+"""Tokens of the question and the template in each window. Assumed."""
 RANKS = (1, 2, 4, 8)
 """Tensor-parallel sizes that are tried: one machine's."""
 MAX_BUSY = 0.8
@@ -202,7 +197,7 @@ class PlannedEngine:
         return max(0.0, USABLE * self.machine.memory - self.weight_bytes - WORKING_GIB * GIB)
 
     def read_s(self, read: Read, prompts: int = 1) -> float:
-        """Seconds in which so many equal prompts are read together, without other work: to their first tokens."""
+        """Seconds to the first tokens of equal prompts that are read together."""
         tokens = prompts * read.tokens
         steps = -(-tokens // self.chunk)
         linear = prompts * (self.model.read.linear_flops(read) + 2 * self.model.head)
@@ -212,8 +207,8 @@ class PlannedEngine:
         return self._seconds(linear, weights, attention, kv, tokens, steps)
 
     def select_s(self, read: Read) -> float:
-        """Seconds in which a speculator reads and scores a prompt: all windows together, through all layers and on one
-        replica, and then the second read, which is never cached; or the prompt as a whole, and the look-ahead after it.
+        """Seconds in which a speculator reads and scores a prompt: all windows together and then the second read, which
+        is never cached; or the prompt as a whole, and the look-ahead after it.
         """
         tokens = read.cached + read.tokens
         if not self.windows:

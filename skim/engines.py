@@ -1,12 +1,9 @@
-"""A speculator and a target engine in this process, and both as the pools of a router's dispatcher.
-
-`Pair`, benchmarks and evals share them.
-"""
+"""A speculator and a target engine in this process, and both as the pools of a router's dispatcher."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +62,7 @@ class EngineSettings:
 class PairEngines:
     """One speculator engine and one target engine, or one of them. Make, use and close them in one event loop.
 
-    Between them are the check that they fit, the selection, request ids and the draft channel. Two of these may share a
-    speculator: a selection with a drafting session serves any target that drafts remotely.
+    Two of these may share a speculator: a selection with a drafting session serves any target that drafts remotely.
     """
 
     def __init__(
@@ -79,9 +75,8 @@ class PairEngines:
     ) -> None:
         """Start the engines; the event loop waits meanwhile.
 
-        reads_for: without a target, the model whose tokens prompts and selections are in; by default they are in the
-        speculator's own. Raises ModelError for models that cannot be used or do not fit, SkimError for an engine that
-        does not start.
+        reads_for: without a target, the model whose tokens prompts and selections are in; by default the speculator.
+        Raises ModelError for models that cannot be used or do not fit, SkimError for an engine that does not start.
         """
         from speculator_service.engine import create_engine as create_speculator
         from speculator_service.translation import translated, translation_for
@@ -98,20 +93,15 @@ class PairEngines:
         self._server: DraftServer | None = None
         self._address, self._starting = "", asyncio.Lock()
         self._numbers = count()
+        if speculator is not None:
+            self._own = speculator.start(create_speculator), speculator.model, translation
+            self._speculator = translated(self._own[0], translation)
         try:
-            if speculator is not None:
-                self._own = speculator.start(create_speculator), speculator.model, translation
-                self._speculator = translated(self._own[0], translation)
-            if target is not None:
-                self._target = target.start(create_target)
+            self._target = target.start(create_target) if target is not None else None
         except BaseException:
             if self._speculator is not None:
                 self._speculator.close()
             raise
-
-    @property
-    def has_speculator(self) -> bool:
-        return self._speculator is not None
 
     @property
     def speculator(self) -> "SpeculatorEngine":
@@ -161,10 +151,10 @@ class PairEngines:
         """host:port of the draft channel, which the first call starts."""
         from kv_transfer.draft_channel import DraftServer
 
-        drafts, answer = self.drafts, self._answer_drafts
+        drafts = self.drafts
         async with self._starting:
             if self._server is None:
-                handler = drafts.handle if answer is None else lambda request: answer(drafts, request)
+                handler = partial(self._answer_drafts, drafts) if self._answer_drafts else drafts.handle
                 self._server = DraftServer(handler, HOST)
                 self._address = f"{HOST}:{await self._server.start()}"
         return self._address
@@ -175,8 +165,8 @@ class PairEngines:
         Raises InvalidRequestError for a prompt that the speculator cannot take, EngineUnavailableError if it is dead.
         """
         if request.decode is None or request.decode.method != "remote":
-            return await self._service.select(replace(request, decode=None))
-        if self.speculator.supports_drafts:
+            request = replace(request, decode=None)
+        elif self.speculator.supports_drafts:
             self._service.address = await self.draft_address()
         return await self._service.select(request)
 
@@ -188,11 +178,7 @@ class PairEngines:
         decode: DecodeOptions | None = None,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[GenerateOutput, None]:
-        """Stream the target's answer; closing the generator aborts it.
-
-        sampling: as in GenerateRequest. decode: None speculates as the target's own options say.
-        Raises as `TargetEngine.generate`.
-        """
+        """As `TargetEngine.generate`. decode: None speculates as the target's own options say."""
         decode, limit = decode or DecodeOptions(), self.target.info.max_position - (sampling.get("max_tokens") or 16)
         read = prompt.in_reading_order(limit)
         request = GenerateRequest(self.name("generate"), read, sampling, cache_salt=cache_salt, decode=decode)
@@ -237,7 +223,7 @@ class InProcessPools:
         """Raises SkimError without a target."""
         self._engines, self._drafts = engines, drafts
         self.target: ModelInfo = engines.target.info
-        self.speculator: ModelInfo | None = engines.speculator.info if engines.has_speculator else None
+        self.speculator: ModelInfo | None = engines._speculator.info if engines._speculator else None
         self.end_session = engines.end_session
 
     def replicas(self, pool: str) -> float:

@@ -6,7 +6,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike, fspath
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import anyio
@@ -84,9 +83,10 @@ class Pair:
         the target that its selections are made for; it gives the tokenizer and does not start.
         Raises ModelError for models that cannot be used or do not fit, SkimError for an engine that does not start.
         """
-        if decode is not None and decode.method != "none" and engine != "vllm":
+        method = decode.method if decode else "none"
+        if method != "none" and engine != "vllm":
             raise SkimError(f"the {engine} target takes no drafts: use engine vllm, or leave decode out")
-        if decode is not None and decode.method == "remote" and (target is None or speculator is None):
+        if method == "remote" and (target is None or speculator is None):
             raise SkimError("decode method remote needs a speculator and a target in one pair")
         if speculator is None and target is None:
             raise SkimError("a pair needs a target, a speculator or both")
@@ -98,8 +98,8 @@ class Pair:
             target = EngineSettings(fspath(target), engine, options, tensor_parallel, environment)
         self._prefill, self._decode = prefill or PrefillOptions(), decode
         _refuse_of_routers(self._prefill.model_fields_set)
-        reads_for = None if reads_for is None else fspath(reads_for)
-        self._thread = EngineThread(speculator=speculator, target=target, reads_for=reads_for)
+        model = None if reads_for is None else fspath(reads_for)
+        self._thread = EngineThread(speculator=speculator, target=target, reads_for=model)
         self._engines = self._thread.engines
         # Also without `close`, no thread and no engine stays when the pair is collected or the process ends.
         weakref.finalize(self, self._thread.end)
@@ -112,7 +112,6 @@ class Pair:
 
         config: a deployment file, or what was read from one. Used are its models, their engines with options and
         variables, the options of selection and decoding, and `router.min_prompt_tokens`. A split target starts whole.
-        Settings of replicas, machines and HTTP have no meaning here.
         Raises SkimError for a wrong file, and as `Pair` does.
         """
         if not isinstance(config, DeploymentConfig):
@@ -157,13 +156,14 @@ class Pair:
         prompt. temperature: 0 decodes greedily. sampling: further fields of vLLM's SamplingParams.
         Raises InvalidRequestError for what the target cannot serve, SkimError without a target.
         """
-        kept = selection.kept if isinstance(selection, PairSelection) else selection
-        tokenizer = selection.tokenizer if isinstance(selection, PairSelection) else None
-        if tokenizer not in (None, self._engines.target.info.fingerprint):
-            raise InvalidRequestError(
-                "the selection has token ids of another tokenizer than the target's: select for this target (--target "
-                "of `skim select`, reads_for of `skim.Pair`)"
-            )
+        kept, target = selection, self._engines.target
+        if isinstance(selection, PairSelection):
+            kept = selection.kept
+            if selection.tokenizer not in (None, target.info.fingerprint):
+                raise InvalidRequestError(
+                    "the selection has token ids of another tokenizer than the target's: select for this target"
+                    " (--target of `skim select`, reads_for of `skim.Pair`)"
+                )
         if not isinstance(kept, KeptPrompt):
             raise InvalidRequestError("generate takes a selection of `select` or a KeptPrompt")
         fields = {"max_tokens": max_tokens, "temperature": temperature, **(sampling or {})}
@@ -196,9 +196,7 @@ class Pair:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _resolved(self, options: Mapping[str, Any]) -> PrefillOptions:
@@ -207,18 +205,11 @@ class Pair:
         return PREFILL.resolve(self._prefill, None, dict(options))
 
     async def _select(self, given: PromptInput, options: PrefillOptions) -> PairSelection:
-        prompt = render(given, self._engines.tokenizer, options)
-        layout = prompt.layout(options)
-        request = SelectRequest(
-            self._engines.name("select"),
-            prompt.token_ids,
-            options.selection,
-            layout,
-            return_importance=True,
-            decode=self._decode,
-        )
+        prompt, name = render(given, self._engines.tokenizer, options), self._engines.name("select")
+        scoring, layout = options.selection, prompt.layout(options)
+        request = SelectRequest(name, prompt.token_ids, scoring, layout, return_importance=True, decode=self._decode)
         selection, tokenizer = await self._engines.select(request), self._engines.speculator.info.fingerprint
-        return PairSelection.of(selection, options=options.selection, layout=layout, tokenizer=tokenizer)
+        return PairSelection.of(selection, options=scoring, layout=layout, tokenizer=tokenizer)
 
     async def _generate(self, kept: KeptPrompt, sampling: Mapping[str, Any]) -> PairAnswer:
         sampling = {**sampling, "output_kind": FINAL_ONLY}

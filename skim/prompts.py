@@ -21,13 +21,8 @@ from skim_common.errors import InvalidRequestError
 
 KINDS = "a prompt is text, a list of token ids or a list of chat messages"
 
-PART_FIELDS = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-    "thinking": "thinking",
-}
+PART_FIELDS = dict.fromkeys(("text", "input_text", "output_text"), "text")
+PART_FIELDS |= {"refusal": "refusal", "thinking": "thinking"}
 """The field with the text of a part, by the part's type."""
 
 PromptInput: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Messages | RenderedPrompt

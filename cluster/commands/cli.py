@@ -77,10 +77,7 @@ Model = Annotated[
 
 
 def main() -> NoReturn:
-    """Entry point: a user's mistake is one line on stderr and exit code 2, any other error one line and exit code 1.
-
-    `--verbose` shows the trace of either before it.
-    """
+    """Entry point: a user's mistake is one line on stderr and exit code 2, any other error one line and exit code 1."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     call_directly()
@@ -92,7 +89,8 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        _print_error(error, f"an unexpected error ({_named(error)}) ended this; `skim --verbose` shows where it was")
+        named = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+        _print_error(error, f"an unexpected error ({named}) ended this; `skim --verbose` shows where it was")
         sys.exit(1)
     sys.exit(0)
 
@@ -102,16 +100,6 @@ def _print_error(error: Exception, sentence: str = "") -> None:
     if _shows_traces:
         traceback.print_exception(error)
     progress.print(f"[bold red]skim:[/] {escape(sentence or str(error))}", soft_wrap=True)
-
-
-def _named(error: Exception) -> str:
-    """The kind of an error and the first line of its text."""
-    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
-
-
-def _verbose(wanted: bool) -> None:
-    global _shows_traces
-    _shows_traces = wanted
 
 
 def _version(wanted: bool) -> None:
@@ -127,10 +115,10 @@ def skim(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, help="Print the version and leave.", is_eager=True)
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", callback=_verbose, help="Show the Python trace of an error.")
-    ] = False,
-) -> None: ...
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the Python trace of an error.")] = False,
+) -> None:
+    global _shows_traces
+    _shows_traces = verbose
 
 
 @app.command(
@@ -174,19 +162,20 @@ def serve(
 
     what, flags = read_words(words or [], [flag for option in ctx.command.params for flag in option.opts])
     config = Path(what) if what is not None and what.endswith((".yaml", ".yml")) else None
+    models = {"target": target, "speculator": speculator}
     if what is not None and config is None:
-        name, other = ("speculator", speculator) if select_only else ("target", target)
-        if other is not None:
-            raise SkimError(f"the {name} is given twice: {what} and --{name} {other}; keep one of them")
-        target, speculator = (target, Path(what)) if select_only else (Path(what), speculator)
+        name = "speculator" if select_only else "target"
+        if models[name] is not None:
+            raise SkimError(f"the {name} is given twice: {what} and --{name} {models[name]}; keep one of them")
+        models[name] = Path(what)
     # The file's target, and options of vLLM that other engines do not know.
     emptied = ["target"] if select_only else []
     emptied += ["target.engine_options", "speculator.engine_options"] if engine not in (None, "vllm") else []
     settings = {
-        "target.model": target,
+        "target.model": models["target"],
         "target.tensor_parallel": tensor_parallel,
         "target.engine": None if select_only else engine,
-        "speculator.model": speculator,
+        "speculator.model": models["speculator"],
         "speculator.engine": engine,
         "selection.keep_rate": keep_rate_value(keep_rate),
         "selection.look_ahead": look_ahead,
@@ -204,13 +193,13 @@ def serve(
 
     progress.print(f"Starting [bold]{deployment.served_model_name}[/]: {', '.join(deployment.pools)}, router")
     try:
-        with deployed(deployment, address=address, progress=lambda line: progress.print(f"  {line}")) as url:
+        with deployed(deployment, address=address, progress=_print_state) as url:
             stop = threading.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 # Only now: starting Ray installs handlers of its own.
                 signal.signal(number, lambda *_: stop.set())
             _announce(url, deployment, " (Ctrl-C stops it)")
-            watch(stop, lambda line: progress.print(f"  {line}", markup=False, soft_wrap=True))
+            watch(stop, _print_state)
             progress.print("Stopping: running answers are finished first")
     except RayGoneError as error:
         _print_error(error)
@@ -233,8 +222,7 @@ def deploy(
     begin_check(deployment)  # it runs beside these imports
     from cluster.serve.deployment import deploy
 
-    url = deploy(deployment, address, progress=lambda line: progress.print(f"  {line}"))
-    _announce(url, deployment)
+    _announce(deploy(deployment, address, progress=_print_state), deployment)
 
 
 @app.command(rich_help_panel=SERVING)
@@ -256,6 +244,10 @@ def status(
         print_line(part.line)
     if any(part.reason for part in parts):
         raise typer.Exit(1)
+
+
+def _print_state(line: str) -> None:
+    progress.print(f"  {line}", markup=False, soft_wrap=True)
 
 
 def _announce(url: str, config: "DeploymentConfig", how_it_stops: str = "") -> None:

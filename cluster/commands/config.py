@@ -1,14 +1,11 @@
 """Commands that only read a deployment file: `skim config check`, `skim config show` and `skim manifests`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cluster.commands.output import print_line
-
-if TYPE_CHECKING:
-    from cluster.config.schema import DeploymentConfig
 
 app = typer.Typer(help="Check a deployment file, or show it with every default filled in.", no_args_is_help=True)
 
@@ -28,7 +25,12 @@ def check(config: ConfigFile) -> None:
     check_front(deployment)
     absent = absent_folders(deployment)
     notice = check_models(deployment) if not absent else None
-    print_line(f"{config} is valid: {_pools(deployment)}")
+    pools = (
+        f"{name} {p.replicas if p.most_replicas == p.replicas else f'{p.replicas} to {p.most_replicas}'} x "
+        f"{p.ranks} on {p.engine}"
+        for name, p in deployment.pools.items()
+    )
+    print_line(f"{config} is valid: {', '.join([deployment.served_model_name, *pools])}")
     if notice:
         print_line(f"  {notice}")
     for model in absent:
@@ -56,12 +58,3 @@ def manifests(
 
     for file in write_manifests(with_pinned_models(load_config(config), print_line), output):
         print_line(f"Wrote {file}")
-
-
-def _pools(config: "DeploymentConfig") -> str:
-    parts = [
-        f"{name} {p.replicas if p.most_replicas == p.replicas else f'{p.replicas} to {p.most_replicas}'} x "
-        f"{p.ranks} on {p.engine}"
-        for name, p in config.pools.items()
-    ]
-    return f"{config.served_model_name}, " + ", ".join(parts)

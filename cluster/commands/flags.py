@@ -4,9 +4,9 @@ import inspect
 import json
 import os
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -84,7 +84,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         if is_dataclass(parameter.annotation):
             groups[name] = parameter.annotation
-            options += _options(parameter.annotation)
+            options += inspect.signature(parameter.annotation, eval_str=True).parameters.values()
         else:
             options.append(parameter)
 
@@ -96,16 +96,3 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature([option.replace(kind=option.KEYWORD_ONLY) for option in options])  # type: ignore[attr-defined]
     run.__annotations__ = {option.name: option.annotation for option in options}
     return run
-
-
-def _options(group: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
-        )
-        for field in fields(group)
-    ]

@@ -7,7 +7,8 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from cluster.commands.output import console, print_line, write_result
+from cluster.commands.output import console, print_line
+from cluster.json_file import write_json
 from skim_common.errors import SkimError
 
 app = typer.Typer(help="Plan a deployment from the configs of its models (docs/plan.md).", no_args_is_help=True)
@@ -55,11 +56,11 @@ def size(
     from skim_common.models.source import located
 
     machine, config = gpu_named(gpu), load_config(file) if file else None
-    models = [located(str(model), Path.cwd()) if model else None for model in (target, speculator)]
-    selection = SelectionOptions()
-    if config:
-        selection = config.selection
-        models = [given or one.model for given, one in zip(models, (config.target, config.speculator), strict=True)]
+    selection = config.selection if config else SelectionOptions()
+    models = [
+        located(str(model), Path.cwd()) if model else pool and pool.model
+        for model, pool in ((target, config and config.target), (speculator, config and config.speculator))
+    ]
     if not all(models):
         raise SkimError("give a deployment file, or both --target and --speculator")
     rate = keep_rate or selection.fixed_rate or KEEP_RATE
@@ -96,4 +97,6 @@ def size(
     length = f"from {sooner:,} tokens" if sooner else "at no length"
     print_line(f"One prompt alone: its first token is sooner with Skim {length}.")
     print_line("By formula, with efficiencies measured on an H200; docs/plan.md says how sure each number is.")
-    write_result({"gpu": machine.name, "keep_rate": rate, "pools": pools, "pays_from_tokens": sooner}, json_file)
+    if json_file is not None:
+        write_json(json_file, {"gpu": machine.name, "keep_rate": rate, "pools": pools, "pays_from_tokens": sooner})
+        print_line(f"Wrote {json_file}")

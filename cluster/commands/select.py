@@ -44,21 +44,23 @@ def select(
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")] = None,
 ) -> None:
     """Run only the speculator and see what it keeps of a prompt."""
-    if (prompt_file is None) == (prompt_ids is None):
-        raise SkimError("give the prompt by either --prompt-file or --prompt-ids")
     model = str(target or speculator)
     tokenizer = load_tokenizer(model)
-    if prompt_ids is not None:
-        prompt = RenderedPrompt(as_token_ids(_read_ids(prompt_ids)))
-    else:
-        assert prompt_file is not None
+    if prompt_file is not None and prompt_ids is None:
         prompt = render(_as_chat(read_text(prompt_file), chat), tokenizer)
+    elif prompt_ids is not None and prompt_file is None:
+        ids = read_json(prompt_ids)
+        if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
+            raise SkimError(f"{prompt_ids} must hold a JSON list of token ids, for example [1, 17, 4]")
+        prompt = RenderedPrompt(as_token_ids(ids))
+    else:
+        raise SkimError("give the prompt by either --prompt-file or --prompt-ids")
     selected = _selected(speculator, model, prompt, flags)
-    kept = selected.kept
+    kept, size = selected.kept, selected.kept.token_ids.size
     console.print(highlight_kept([tokenizer.decode([i]) for i in prompt.token_ids.tolist()], kept.positions))
     console.print(
-        f"\nkept {kept.token_ids.size} of {kept.context_length} tokens "
-        f"({kept.token_ids.size / kept.context_length:.1%}), {selected.coverage:.1%} of the importance"
+        f"\nkept {size} of {kept.context_length} tokens "
+        f"({size / kept.context_length:.1%}), {selected.coverage:.1%} of the importance"
     )
     if json_file is not None:
         selected.save(json_file)
@@ -91,16 +93,15 @@ def explain(
     """
     from cluster.explain.page import PromptText, explain_page, read_token_text
 
-    model = target if request else target or speculator
-    if prompt is None or model is None or (request is None and speculator is None):
-        raise SkimError("give --prompt and --speculator, or --request with its --prompt and --target")
-    text = read_prompt_file(prompt, chat=chat)
-    if request is None:
-        assert speculator is not None
-        explanation, rendered = explained_now(text, speculator, str(model), flags)
+    if prompt is not None and request is not None and target is not None:
+        model = str(target)
+        explanation, rendered = explained_by(url, request, read_prompt_file(prompt, chat=chat), model)
+    elif prompt is not None and request is None and speculator is not None:
+        model = str(target or speculator)
+        explanation, rendered = explained_now(read_prompt_file(prompt, chat=chat), speculator, model, flags)
     else:
-        explanation, rendered = explained_by(url, request, text, str(model))
-    page = explain_page(explanation, PromptText.of(rendered, read_token_text(str(model))))
+        raise SkimError("give --prompt and --speculator, or --request with its --prompt and --target")
+    page = explain_page(explanation, PromptText.of(rendered, read_token_text(model)))
     try:
         output.write_text(page, encoding="ascii")
     except OSError as error:
@@ -179,14 +180,6 @@ def read_prompt_file(path: Path, *, chat: bool) -> str | Messages:
 
 def _as_chat(text: str, chat: bool) -> str | Messages:
     return [{"role": "user", "content": text}] if chat else text
-
-
-def _read_ids(file: Path) -> list[int]:
-    """A prompt's token ids. Raises SkimError."""
-    ids = read_json(file)
-    if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
-        raise SkimError(f"{file} must hold a JSON list of token ids, for example [1, 17, 4]")
-    return ids
 
 
 def highlight_kept(pieces: list[str], positions: np.ndarray, first: int = 0, last: int | None = None) -> Text:

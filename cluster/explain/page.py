@@ -81,9 +81,8 @@ def explain_page(
 ) -> str:
     """The page as HTML in ASCII.
 
-    explanation: as `router.explain.explained.Explained.as_json` or the endpoint gives it. prompt: the text of its
-    tokens. notes: names and texts to show above the prompt, such as the question and the answer. Raises
-    InvalidRequestError if the text does not fit the explanation, or if the explanation has no spans.
+    explanation: as `Explained.as_json` or the endpoint gives it. notes: names and texts to show above the prompt.
+    Raises InvalidRequestError if the text does not fit the explanation, or if the explanation has no spans.
     """
     data = json.dumps(_data(explanation, prompt, notes))
     for character in "<>&":
@@ -106,8 +105,8 @@ def _data(explanation: Mapping[str, Any], prompt: PromptText, notes: Sequence[tu
     tokens, units = int(explanation["prompt_tokens"]), np.asarray(explanation["units"], np.int64)
     if prompt.cuts.shape != (tokens + 1,):
         raise InvalidRequestError(f"the prompt's text has {prompt.cuts.size - 1} tokens, the selection has {tokens}")
-    names = list(dict.fromkeys(name for name in (*REASONS, *(span["reason"] for span in explanation["spans"]))))
-    names = [name for name in names if any(span["reason"] == name for span in explanation["spans"])]
+    reasons = [span["reason"] for span in explanation["spans"]]
+    names = [name for name in dict.fromkeys((*REASONS, *reasons)) if name in reasons]
     groups = np.full(tokens, len(names))
     for span in explanation["spans"]:
         groups[span["start"] : span["end"]] = names.index(span["reason"])
@@ -123,7 +122,10 @@ def _data(explanation: Mapping[str, Any], prompt: PromptText, notes: Sequence[tu
         "messages": [{"role": visible(m.role), "start": m.start, "end": m.end} for m in prompt.messages],
         "facts": _facts(explanation),
         "notes": [(visible(name), visible(text)) for name, text in notes],
-        "details": _details(explanation),
+        "details": [
+            *((name, visible(json.dumps(value))) for name, value in explanation["options"].items()),
+            *((f"time of {name}", f"{ms:.1f} ms") for name, ms in explanation["timings_ms"].items()),
+        ],
     }
 
 
@@ -153,8 +155,3 @@ def _facts(explanation: Mapping[str, Any]) -> list[tuple[str, str]]:
     if read := explanation.get("catch_up"):
         facts.append((f"{read['tokens']:,}", f"of {read['of']:,} read after the answer ({visible(read['state'])})"))
     return facts
-
-
-def _details(explanation: Mapping[str, Any]) -> list[tuple[str, str]]:
-    options = [(name, visible(json.dumps(value))) for name, value in explanation["options"].items()]
-    return [*options, *((f"time of {name}", f"{ms:.1f} ms") for name, ms in explanation["timings_ms"].items())]
