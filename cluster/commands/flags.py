@@ -82,9 +82,9 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {}
     options: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
-        if is_dataclass(parameter.annotation):
-            groups[name] = parameter.annotation
-            options += inspect.signature(parameter.annotation, eval_str=True).parameters.values()
+        if is_dataclass(group := parameter.annotation):
+            groups[name] = group
+            options += inspect.signature(groups[name], eval_str=True).parameters.values()
         else:
             options.append(parameter)
 

@@ -57,9 +57,10 @@ def size(
 
     machine, config = gpu_named(gpu), load_config(file) if file else None
     selection = config.selection if config else SelectionOptions()
+    in_file = (config.target.model, config.speculator.model) if config else (None, None)
     models = [
-        located(str(model), Path.cwd()) if model else pool and pool.model
-        for model, pool in ((target, config and config.target), (speculator, config and config.speculator))
+        located(str(given), Path.cwd()) if given else model
+        for given, model in zip((target, speculator), in_file, strict=True)
     ]
     if not all(models):
         raise SkimError("give a deployment file, or both --target and --speculator")

@@ -163,7 +163,7 @@ def _shown(section: BaseModel, values: dict[str, Any], indent: str) -> Iterator[
         if isinstance(value, BaseModel):
             comment = (type(value).__doc__ or "").splitlines()[0]
         else:
-            form = {"default_flow_style": True, "width": float("inf"), "allow_unicode": True}
+            form: Any = {"default_flow_style": True, "width": float("inf"), "allow_unicode": True}
             line += f" {yaml.dump(values[name], Dumper=_OneLine, **form).splitlines()[0]}"
         yield f"{line:<{COMMENT_COLUMN}}  # {comment}" if comment else line
         if isinstance(value, BaseModel):

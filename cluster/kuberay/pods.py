@@ -96,8 +96,8 @@ def ray_pod(
     volumes = _volumes(config, component, pod)
     if data:
         volumes["data"] = (_claim(data), {"mountPath": "/data"})
-    gpu_taint = {"key": settings.gpu_resource, "effect": "NoSchedule"}
-    tolerations = [{"operator": "Exists", **taint} for taint in (*pod.tolerations, *([gpu_taint] if gpus else []))]
+    gpu_taints: list[dict[str, str | int]] = [{"key": settings.gpu_resource, "effect": "NoSchedule"}] if gpus else []
+    tolerations = [{"operator": "Exists", **taint} for taint in (*pod.tolerations, *gpu_taints)]
     spec: Object = {
         "restartPolicy": "Never",  # the autoscaler (v2) replaces pods itself
         "terminationGracePeriodSeconds": settings.drain_seconds + DRAIN_COMMAND_S + 10,
