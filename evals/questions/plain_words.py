@@ -47,10 +47,11 @@ def bm25(counts: Values, sizes: Values) -> Values:
 
 def with_neighbours(scores: Values) -> Values:
     """Each score and half of those of the units before and after."""
-    return np.convolve(scores, [0.5, 1, 0.5], "same") if scores.size > 2 else scores
+    padded = np.pad(scores, 1)
+    return scores + (padded[:-2] + padded[2:]) / 2
 
 
 def blind_units(counts: Values) -> npt.NDArray[np.bool_]:
     """The units without a stem of the question that says something, bool [U]. counts: of `stem_counts`."""
     said = (counts > 0).mean(0) <= FREQUENT
-    return ~(counts[:, said] > 0).any(1)
+    return np.asarray(~(counts[:, said] > 0).any(1))
