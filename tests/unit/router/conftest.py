@@ -62,7 +62,8 @@ class LocalPools:
             raise self.select_error
         admitted()
         service = SpeculatorService(self.speculator_engine, "here:1")
-        service.records = self.records
+        if self.records is not None:
+            service.records = self.records
         received = decode(encode(request), SelectRequest)
         if received.decode is not None:  # over the kept prompt, the drafting side opens the session, which is not here
             received = replace(received, decode=received.decode.model_copy(update={"draft_context": "full"}))
