@@ -78,9 +78,10 @@ class SelectionOptions(BaseModel):
         description="smallest share that is kept, whatever `keep_rate`, `coverage` or an earlier turn asks for; a"
         " smaller number for `keep_rate` lowers the default",
     )
-    selector: Literal["speculator", "lexical"] = Field(
-        "speculator",
-        description="what scores the prompt: the speculator's attention, or the words shared with the question (BM25)",
+    selector: Literal["auto", "speculator", "lexical"] = Field(
+        AUTO,
+        description="what scores the prompt: the speculator's attention, or the words shared with the question (BM25);"
+        " auto: the words where they place the question, else the speculator",
     )
     scoring: Literal["auto", "attention", "heads"] = Field(
         AUTO,
@@ -246,5 +247,5 @@ class DecodeOptions(BaseModel):
     draft_context: Literal["full", "kept"] = Field(
         "kept",
         description="what the drafter reads: what was kept, while the target reads it, or the whole prompt, which it"
-        " has read for the scores; with `read: windows` always what was kept",
+        " has read for the scores; in windows, and where words select, always what was kept",
     )

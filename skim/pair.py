@@ -15,6 +15,7 @@ from cluster.config.pools import CPU_KV_CACHE_GIB, PoolConfig
 from cluster.config.schema import DeploymentConfig
 from kv_transfer.messages import FINAL_ONLY, Completion, GenerateOutput, KeptPrompt, SelectRequest, TokenLogprob
 from kv_transfer.options import ALWAYS, DecodeOptions
+from router.decision.choice import selector_of
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from skim.engine_thread import EngineThread
@@ -206,10 +207,12 @@ class Pair:
 
     async def _select(self, given: PromptInput, options: PrefillOptions) -> PairSelection:
         prompt, name = render(given, self._engines.tokenizer, options), self._engines.name("select")
-        scoring, layout = options.selection, prompt.layout(options)
+        layout, speculator = prompt.layout(options), self._engines.speculator.info
+        selector = selector_of(options, layout, speculator, layout.placed)
+        scoring = options.selection.model_copy(update={"selector": selector})
         request = SelectRequest(name, prompt.token_ids, scoring, layout, return_importance=True, decode=self._decode)
-        selection, tokenizer = await self._engines.select(request), self._engines.speculator.info.fingerprint
-        return PairSelection.of(selection, options=scoring, layout=layout, tokenizer=tokenizer)
+        selection = await self._engines.select(request)
+        return PairSelection.of(selection, options=scoring, layout=layout, tokenizer=speculator.fingerprint)
 
     async def _generate(self, kept: KeptPrompt, sampling: Mapping[str, Any]) -> PairAnswer:
         sampling = {**sampling, "output_kind": FINAL_ONLY}

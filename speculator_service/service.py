@@ -79,16 +79,13 @@ class SpeculatorService:
     def _draft_context(self, reading: Reading) -> str | None:
         """What a drafting session of this request reads, as `DecodeOptions.draft_context`; None: there is no session.
 
-        A prompt that fills the engine's positions has none: no draft would fit behind it. Nor is there one over the
-        full prompt if the engine does not read it for the scores; with windows, one over the kept prompt takes its
-        place.
+        A prompt that fills the engine's positions has none: no draft would fit behind it. One over the full prompt is
+        of a prompt that was read as a whole for the scores; else one over the kept prompt takes its place.
         """
         decode, limit = reading.request.decode, min(self.info.max_model_len, self.info.max_position)
         if not self.address or decode is None or reading.request.size + UNDRAFTED >= limit:
             return None
-        if reading.plan is not None:
-            return "kept"
-        return None if decode.draft_context == "full" and reading.is_lexical else decode.draft_context
+        return "kept" if reading.is_lexical or reading.plan is not None else decode.draft_context
 
     def _free(self, session: str) -> None:
         """Close the engine's session, if it has one, in the background: the caller may be cancelled."""

@@ -38,6 +38,7 @@ _ALL = (
     Metric("skim_router_kept_tokens_total", "tokens of these prompts that the target received", ("mode",)),
     Metric("skim_router_cached_tokens_total", "tokens of these that the target found in its prefix cache", ("mode",)),
     Metric("skim_router_ttft_seconds", "time to first token, by part", ("mode", "part"), _SECONDS),
+    Metric("skim_router_selections_total", "speculative prompts, by what scored them", ("selector",)),
     Metric("skim_router_keep_rate", "kept share of the tokens of each speculative prompt", (), _SHARES),
     Metric("skim_router_coverage", "kept share of the importance of each speculative prompt", (), _SHARES),
     Metric("skim_router_forecast_ratio", "time to first token: estimated divided by real", ("mode",), _RATIOS),

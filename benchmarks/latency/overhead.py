@@ -122,7 +122,8 @@ def _deployment(settings: OverheadSettings, kind: str) -> DeploymentConfig:
         pools |= {f"{pool}.cpus_per_replica": 0.1, f"{pool}.engine_options": _engine_options(settings, kind)}
     # Without a keep-alive, the headers of each answer wait for their times.
     router = {"router.port": free_port(), "router.cpus": 0.1, "router.keep_alive_s": 0}
-    return config_from_flags(None, {**pools, **router, "served_model_name": _NAME, "decode.method": "none"})
+    how = {"served_model_name": _NAME, "decode.method": "none", "selection.selector": "speculator"}
+    return config_from_flags(None, {**pools, **router, **how})
 
 
 def _environment(pool: str) -> dict[str, str]:

@@ -72,7 +72,7 @@ def deployment(settings: ScaleSettings) -> DeploymentConfig:
     return DeploymentConfig.model_validate(
         {
             "served_model_name": NAME,
-            "selection": {"keep_rate": _KEEP_RATE},
+            "selection": {"keep_rate": _KEEP_RATE, "selector": "speculator"},
             "decode": {"method": "none"},
             "router": router,
             **pools,

@@ -173,7 +173,8 @@ WITHOUT_EFFECT = {
     "selection.read: whole": _WINDOWS,
     "selection.scoring: heads": _DECODED_SCORES,
     "selection.scoring: attention": _WINDOWS,
-    "selection.selector: lexical": f"selection.scoring selection.read {_WINDOWS} {_DECODED_SCORES}",
+    "selection.selector: lexical": f"selection.scoring selection.read {_WINDOWS} {_DECODED_SCORES}"
+    " decode.draft_context",
 }
 """By what another setting says, the settings that have no effect beside it, and are refused unless they are off."""
 

@@ -137,9 +137,9 @@ def _guarded_windows(coverage: float) -> Selector:
 
 
 SELECTORS: dict[str, Selector] = {
-    SPECULATOR: served("the speculator's selection at its original positions, as in serving"),
+    SPECULATOR: served("the speculator's selection at its original positions", selector="speculator"),
     NO_LOOK_AHEAD: served("as *speculator*, but scored only by the queries of the last prompt token", look_ahead=0),
-    "auto": served("as *speculator*, with `keep_rate: auto`", keep_rate="auto"),
+    "auto": served("as *speculator*, with `keep_rate: auto`", keep_rate="auto", selector="speculator"),
     GUARDED: Selector(
         "the default, also for short prompts: as *auto*, with the guard; some prompts run dense",
         keep_guarded,

@@ -9,13 +9,16 @@ M is the prompt's length; `read`, `kept` and `cached` are tokens. `router.decisi
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from kv_transfer.layout import NO_LAYOUT
+from kv_transfer.layout import NO_LAYOUT, TextLayout
+from kv_transfer.options import AUTO
 from router.decision.pool_time import PoolTime
 from router.options.request import PrefillOptions
 from router.prompt.protected_spans import PromptSpans
 from skim_common.models.costs import Read
+from skim_common.models.info import ModelInfo
 
 Mode = Literal["dense", "speculative"]
+Selector = Literal["speculator", "lexical"]
 
 MARGIN = 0.1
 """A prompt runs speculative, or changes the mode of its earlier turn, only for a gain of this share."""
@@ -24,6 +27,15 @@ STALE_S = 300.0
 
 SPECULATOR_SHARE = 0.25
 """The speculator's time per token as a share of the target's, until both are measured."""
+
+
+PLACED = 0.3
+"""Words place a question if its best passage holds this share of the weight of the question's terms. The speculator
+then reads nothing of the prompt before the target begins."""
+WORTH_A_READ = 0.05
+"""A speculator that keeps so much more of people's evidence than words do reads every prompt."""
+OF_THE_SPECULATOR = frozenset({"scoring", "read", "read_again", "window_tokens", "look_ahead", "layers", "aggregation"})
+"""Options of the speculator's scores: a request that gives one is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +47,20 @@ class Decision:
 
 
 CACHED, UNMEASURED = Decision(False, "cached"), Decision(True, "unmeasured")
+
+
+def selector_of(options: PrefillOptions, layout: TextLayout, speculator: ModelInfo | None, placed: float) -> Selector:
+    """What selects from a prompt: by `selector: auto` the words, where they place the question.
+
+    The speculator, if a request gives an option of its scores, if it keeps more than words do, and of a prompt without
+    a question or units of text. layout: with or without its units. placed: as in TextLayout.
+    """
+    if options.selector != AUTO:
+        return options.selector
+    asked = any(getattr(options, name) != AUTO for name in options.model_fields_set & OF_THE_SPECULATOR)
+    better = speculator is not None and (speculator.gain_over_words or 0.0) >= WORTH_A_READ
+    has_words = options.granularity == "text" and len(layout.questions) > 0
+    return "lexical" if has_words and placed >= PLACED and not (asked or better) else "speculator"
 
 
 def decide(

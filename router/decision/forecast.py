@@ -257,7 +257,7 @@ class Forecaster:
         self.caches.add(whole, hashes, prompt, whole=forecast.is_whole(prompt))
         if prompt.session is not None:
             self._speculator_wrote(int(answer.size))
-            if forecast.windows is None:
+            if forecast.way == "whole":
                 self.read.add(whole, hashes, ends_of(hashes))
 
     def read_behind(self, forecast: Forecast, ids: Int32Array, hashes: Sequence[bytes], output: GenerateOutput) -> None:

@@ -14,7 +14,7 @@ from router.admission.api_keys import FIRST_PRIORITY
 from router.admission.ticket import AdmissionRequest, Ticket
 from router.decision import guard
 from router.decision.catch_up import stays_dense
-from router.decision.choice import CACHED, Decision, Work, decide
+from router.decision.choice import CACHED, Decision, Selector, Work, decide, selector_of
 from router.decision.conversations import shape_of
 from router.decision.ledger import BLOCK_TOKENS
 from router.decision.sizes import WindowReads
@@ -67,24 +67,37 @@ def check_selection(parts: Parts, prompt: Prompt, options: PrefillOptions) -> No
 
 
 async def prepare(parts: Parts, request_id: str, prompt: Prompt, request: Request) -> Prepared:
-    """What is known of a prompt before its mode is chosen. Raises InvalidRequestError for spans that are not in it."""
-    rendered, pools, forecaster = prompt.rendered, parts.pools, parts.forecaster
+    """What is known of a prompt before its mode is chosen. Raises InvalidRequestError for spans that are not in it.
+
+    Under `selector: auto` the words are looked up only if the prompt would run speculative by them.
+    """
+    rendered, pools, forecaster, salt = prompt.rendered, parts.pools, parts.forecaster, prompt.cache_salt
     read = await apart(rendered.length, _read_text, parts, prompt, request)
     spans, ruled, advice, plan, hashes = read
     for pool, model in (("speculator", pools.speculator), ("target", pools.target)):
         if model is not None:
             forecaster.know(pool, model, pools.replicas(pool))
     speculator, layout = pools.speculator, spans.layout
-    options = request.options.for_prompt(windows=bool(speculator and speculator.has_head_profile and plan))
-    windows = WindowReads.of(options, plan, rendered.size, layout.frame.head.size if layout.frame else 0)
-    salt, adapted = prompt.cache_salt, ADAPTER in prompt.engine_args
-    forecast = forecaster.look(
-        rendered.token_ids, salt, options, layout, request.later_requests, windows, adapted=adapted, hashes=hashes
-    )
-    _record_speeds(parts)  # here they are fitted anyway
     affinity = parts.keys.key(rendered.token_ids, hashes, spans.opening, salt) if parts.keys else ""
-    decode = request.decode_for(prompt.sampling)
-    return Prepared(prompt, request_id, options, decode, spans, ruled, advice, forecast, affinity)
+    decode, adapted = request.decode_for(prompt.sampling), ADAPTER in prompt.engine_args
+
+    def by(selector: Selector) -> Prepared:
+        options = request.options.model_copy(update={"selector": selector})
+        options = options.for_prompt(windows=bool(speculator and speculator.has_head_profile and plan))
+        windows = WindowReads.of(options, plan, rendered.size, layout.frame.head.size if layout.frame else 0)
+        forecast = forecaster.look(
+            rendered.token_ids, salt, options, layout, request.later_requests, windows, adapted=adapted, hashes=hashes
+        )
+        return Prepared(prompt, request_id, options, decode, spans, ruled, advice, forecast, affinity)
+
+    prepared = by(selector_of(request.options, layout, speculator, 1.0))
+    _record_speeds(parts)  # here they are fitted anyway
+    if request.options.selector == AUTO and prepared.options.selector == "lexical" and prepared.may_select:
+        prepared = await apart(rendered.length, prepared.with_units)
+        selector = selector_of(request.options, layout, speculator, prepared.layout.placed)
+        if selector != prepared.options.selector:
+            prepared = replace(by(selector), spans=prepared.spans)
+    return prepared
 
 
 def _record_speeds(parts: Parts) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from kv_transfer.drafts import UNDRAFTED
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import Envelope, GenerateRequest, KeptPrompt
-from kv_transfer.options import DecodeOptions
+from kv_transfer.options import ALWAYS, DecodeOptions
 from router.admission.api_keys import Caller
 from router.decision.choice import Decision
 from router.decision.forecast import Forecast
@@ -115,6 +115,12 @@ class Prepared:
     def layout(self) -> TextLayout:
         return self.spans.layout
 
+    @property
+    def may_select(self) -> bool:
+        """Whether the prompt may be selected from, as far as it is known before its mode is chosen."""
+        chosen = self.options.enabled == ALWAYS or self.forecast.choice.speculative
+        return not self.prompt.answers or (self.ruled.speculative and self.advice != "whole-text" and chosen)
+
     def generate_request(self, kept: KeptPrompt) -> GenerateRequest:
         """What the target is asked, to answer this kept prompt."""
         prompt, envelope = self.prompt, Envelope(affinity=self.affinity)
@@ -131,6 +137,8 @@ class Prepared:
 
     def with_units(self) -> "Prepared":
         """The prompt with the units of its text, for a selection."""
+        if self.layout.units.size:
+            return self
         layout = self.prompt.rendered.layout(self.options, self.spans)
         return replace(self, spans=self.spans._replace(layout=layout))
 
@@ -143,7 +151,7 @@ class Prepared:
     @property
     def reads_for_drafts(self) -> bool:
         """Whether the speculator reads the kept prompt for drafts. Over the whole prompt, the scores have read it."""
-        return self.uses_drafts and (self.forecast.windows is not None or self.decode.draft_context == "kept")
+        return self.uses_drafts and (self.forecast.way != "whole" or self.decode.draft_context == "kept")
 
     @property
     def is_system_prompt(self) -> bool:

@@ -51,7 +51,7 @@ async def select(parts: Parts, outcome: Outcome, ticket: Ticket) -> Selection | 
         outcome.prepared = await apart(prepared.prompt.rendered.length, prepared.with_units)
         return await _ask(parts, outcome, ticket)
     except InvalidRequestError:
-        if options.enabled != AUTO:
+        if options.enabled != AUTO or not prepared.prompt.answers:
             raise
         outcome.reason = "speculator-limit"
         return None
@@ -115,6 +115,7 @@ def explain(parts: Parts, outcome: Outcome, selection: Selection) -> None:
     """Hold the selection for the explain view."""
     prepared, timings, call = outcome.prepared, dict(outcome.timings), outcome.call
     decision = {"reason": outcome.reason, "catch_up": outcome.catch_up_state}
+    decision |= {"placed": str(outcome.notes["placed"])} if "placed" in outcome.notes else {}
     outcome.messages = prepared.prompt.rendered.message_spans
     explained = Explained(selection, prepared.options.selection, prepared.layout, timings, decision)
     parts.log.add(prepared.request_id, Entry(prepared.size, explained), call.request.key, call.request_id)

@@ -80,7 +80,8 @@ class Outcome:
         """The reason with parameters, as an HTTP structured field (RFC 9651): both estimates in milliseconds, and the
         notes.
 
-        option: what would let a selection drop something. unmapped: the number of contents that are kept because their
+        option: what would let a selection drop something. selector, placed: what `selector: auto` chose, by how much of
+        the question the words place. unmapped: the number of contents that are kept because their
         place is unknown. shed: what was left out because of the load (`router.admission.ticket`).
         """
         estimate, notes = self.estimate, self.notes
@@ -99,11 +100,13 @@ class Outcome:
 
     def decided(self, decision: Decision) -> None:
         """Note the decision, and why."""
-        self.reason = decision.reason
-        if decision.reason == "all-protected" and self.prepared.is_system_prompt:
+        self.reason, prepared = decision.reason, self.prepared
+        if decision.speculative and prepared.layout.units.size:  # by now only where `selector: auto` looked them up
+            self.notes |= {"selector": prepared.options.selector, "placed": f"{prepared.layout.placed:.2f}"}
+        if decision.reason == "all-protected" and prepared.is_system_prompt:
             self.notes["option"] = "keep_by_role.system"
-        if self.prepared.spans.lost:
-            self.notes["unmapped"] = self.prepared.spans.lost
+        if prepared.spans.lost:
+            self.notes["unmapped"] = prepared.spans.lost
 
     def selected(self, selection: Selection, options: SelectionOptions, elapsed_ms: float) -> None:
         """Record a selection by these options that arrived after `elapsed_ms`."""

@@ -42,6 +42,7 @@ def record_decision(meter: Meter, prompt: Outcome) -> None:
     meter.record("skim_router_prompt_tokens_total", prompt.prompt_tokens, mode=prompt.mode)
     meter.record("skim_router_kept_tokens_total", prompt.kept_tokens, mode=prompt.mode)
     if prompt.mode == "speculative":
+        meter.record("skim_router_selections_total", 1, selector=prompt.prepared.options.selector)
         meter.record("skim_router_keep_rate", prompt.keep_rate)
         meter.record("skim_router_coverage", prompt.coverage)
 

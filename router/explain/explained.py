@@ -30,8 +30,8 @@ DROPPED = ""
 @dataclass(frozen=True, slots=True, eq=False)
 class Explained:
     """A selection and what it was made from. timings: milliseconds by part, until the selection was back at the router.
-    decision: `reason`, in one word, and `catch_up`, as in the headers `x-skim-reason` and `x-skim-catch-up`; None where
-    no router decided.
+    decision: `reason`, in one word, and `catch_up`, as in the headers `x-skim-reason` and `x-skim-catch-up`, and
+    `placed`, where `selector: auto` looked up the words; None where no router decided.
     """
 
     selection: Selection

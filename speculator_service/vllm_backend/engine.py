@@ -100,7 +100,8 @@ class VllmSpeculator(SpeculatorEngine):
     def use_heads(self, profile: HeadProfile | None) -> None:
         """Score by the heads of this profile from now on, where a request asks for `scoring: heads`."""
         self._profile, self._said_attention = profile, False
-        self.info = replace(self.info, has_head_profile=profile is not None)
+        gain = profile.gain_over_words if profile else None
+        self.info = replace(self.info, has_head_profile=profile is not None, gain_over_words=gain)
 
     async def score(self, request: ScoreRequest) -> Scores:
         """See `SpeculatorEngine.score`. timings: queue (waiting and transport) and speculate, in milliseconds."""

@@ -35,6 +35,7 @@ SETTINGS: dict[str, Any] = {
         "engine_options": {"prefill_ms": 1500.0, "decode_ms": 200.0},
         "replicas": 2,
     },
+    "selection": {"selector": "speculator"},
     "router": {
         "speculative_prefill": "always",
         "min_prompt_tokens": 1024,

@@ -43,6 +43,7 @@ def config(**overrides: Any) -> DeploymentConfig:
         "target.replicas": 2,
         "router.resources": {"router_pool": 1},
         "router.speculative_prefill": "always",
+        "selection.selector": "speculator",
         **{f"{part}.drain_timeout_s": 5.0 for part in ("speculator", "target", "router")},
         **overrides,
     }

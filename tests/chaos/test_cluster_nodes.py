@@ -36,6 +36,7 @@ def config(**overrides: Any) -> DeploymentConfig:
         "target.engine_options": {"prefill_ms": 200.0, "decode_ms": 20.0},
         "router.resources": {"router_pool": 1},
         "router.speculative_prefill": "always",
+        "selection.selector": "speculator",
         "router.select_timeout_s": 5.0,
         # Requests on a dead node never finish.
         **{f"{part}.drain_timeout_s": 5.0 for part in ("speculator", "target", "router")},

@@ -40,7 +40,7 @@ def deployment(**target: Any) -> dict[str, Any]:
         "replicas": 2,
         "select_timeout_s": 20.0,
     }
-    return {"served_model_name": "skim-demo", "router": router, **pools}
+    return {"served_model_name": "skim-demo", "router": router, "selection": {"selector": "speculator"}, **pools}
 
 
 def changed() -> dict[str, Any]:

@@ -101,6 +101,7 @@ def serving_slow_mocks(folder: Path, keep_alive_s: float) -> Iterator[Served]:
         "served_model_name": "skim-demo",
         "speculator": {"model": str(models / "speculator"), "engine_options": {"latency_ms": 5000.0}, **mock},
         "target": {"model": str(models / "target"), "topology": "split", **mock},
+        "selection": {"selector": "speculator"},
         "decode": {"method": "none"},
         "router": {
             "speculative_prefill": "always", "min_prompt_tokens": 256, "keep_alive_s": keep_alive_s, "cpus": 0.1
@@ -129,6 +130,7 @@ def demo_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         settings[pool]["model"] = str((ROOT / "examples" / settings[pool]["model"]).resolve())
         settings[pool]["engine_options"]["dtype"] = "float32"
     settings["router"]["speculative_prefill"] = "always"
+    settings["selection"]["selector"] = "speculator"
     with serving(settings, folder) as served:
         yield served
 

@@ -69,7 +69,8 @@ def serve(home: Path, **environment: str) -> Served:
     tools = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "chat_template": str(template)}
     router = {"cpus": 0.5, "speculative_prefill": "always", "min_prompt_tokens": 1024}
     target = {**pool, "engine_options": {**pool["engine_options"], **tools}}
-    config.write_text(yaml.safe_dump({"speculator": pool, "target": target, "router": router}))
+    settings = {"speculator": pool, "target": target, "router": router, "selection": {"selector": "speculator"}}
+    config.write_text(yaml.safe_dump(settings))
     served = skim_serve(config, home, HF_HOME=str(home), **environment)
     served.await_ready()
     return served

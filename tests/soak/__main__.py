@@ -138,7 +138,7 @@ def main() -> int:
 def deployment(folder: Path) -> dict[str, Any]:
     """Two replicas of each pool and one router; the models lie in `folder`."""
     found = settings(folder, engines=False)
-    found["selection"] = {"reuse": "off"}
+    found["selection"] = {"reuse": "off", "selector": "speculator"}
     for pool in POOLS:
         found[pool]["replicas"] = 2
     found["target"]["engine_options"] = {"prefill_ms": 50.0, "decode_ms": 20.0}

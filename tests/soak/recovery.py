@@ -39,7 +39,8 @@ def settings(folder: Path, *, engines: bool) -> dict[str, Any]:
         shutil.copytree(ROOT / "demo_models" / pool, folder / pool)
     router = {"speculative_prefill": "always", "admission_timeout_s": 5.0, "select_timeout_s": 5.0}
     router |= {"min_prompt_tokens": 1024, "cpus": 0.1}
-    found: dict[str, Any] = {"served_model_name": "skim-demo", "router": router}
+    selection = {"selector": "speculator"}
+    found: dict[str, Any] = {"served_model_name": "skim-demo", "router": router, "selection": selection}
     for pool in ("speculator", "target"):
         found[pool] = {"model": str(folder / pool), "engine": "vllm" if engines else "mock", "cpus_per_replica": 0.1}
         found[pool] |= {"start_timeout_s": 120 if engines else 90, "drain_timeout_s": 5, "hung_after_s": HUNG_AFTER_S}

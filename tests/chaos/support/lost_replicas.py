@@ -176,7 +176,7 @@ def _settings(kind: str, replicas: int) -> dict[str, Any]:
         pool = {"engine": "mock", "model": str(ROOT / "demo_models" / "target")}
         return {
             "served_model_name": "skim-demo",
-            "selection": {"reuse": "off"},
+            "selection": {"reuse": "off", "selector": "speculator"},
             "speculator": {"engine": "mock", "model": str(ROOT / "demo_models" / "speculator")},
             "target": {**pool, "engine_options": {"prefill_ms": 20.0, "decode_ms": 25.0}, "replicas": replicas},
             "router": PATIENT,
@@ -201,7 +201,7 @@ def demo_settings(replicas: int) -> dict[str, Any]:
         settings[pool]["engine_options"]["dtype"] = "float32"
     settings["target"]["replicas"] = replicas
     settings["target"]["cpus_per_replica"] = settings["speculator"]["cpus_per_replica"] = 0.1
-    settings["selection"]["reuse"] = "off"
+    settings["selection"] |= {"reuse": "off", "selector": "speculator"}
     settings["router"] |= {**PATIENT, "cpus": 0.1}
     return settings
 

@@ -40,6 +40,7 @@ def pair() -> Iterator[Pair]:
         MODELS / "speculator",
         target_options={**OPTIONS, "block_size": BLOCK, "draft_channel": {"deadline_s": 20.0}},
         speculator_options=OPTIONS,
+        prefill=PrefillOptions(selector="speculator"),
         decode=DecodeOptions(adaptive=False),
     ) as pair:
         yield pair

@@ -9,6 +9,7 @@ import pytest
 
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import DecodeOptions, SelectionOptions
+from router.options.request import PrefillOptions
 from skim.pair import Pair
 from tests.reference import scoring_oracle
 from tests.reference.generation_oracle import GenerationOracle
@@ -36,6 +37,7 @@ def pair(smollm2: Path) -> Iterator[Pair]:
         smollm2,
         target_options={**OPTIONS, "draft_channel": {"deadline_s": 20.0}},
         speculator_options=OPTIONS,
+        prefill=PrefillOptions(selector="speculator"),
         decode=DecodeOptions(adaptive=False),
     ) as pair:
         yield pair

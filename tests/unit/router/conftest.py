@@ -97,7 +97,7 @@ async def served() -> AsyncIterator[SimpleNamespace]:
     """client: httpx client of the app. dispatcher: the app's; its `pools` can be replaced."""
     from router.vllm_front.app import ServedModel, build_openai_app
 
-    defaults = PrefillOptions(enabled="always", min_prompt_tokens=MIN_PROMPT_TOKENS)
+    defaults = PrefillOptions(enabled="always", min_prompt_tokens=MIN_PROMPT_TOKENS, selector="speculator")
     settings = RouterConfig(
         select_timeout_s=SELECT_TIMEOUT_S,
         keep_alive_s=KEEP_ALIVE_S,

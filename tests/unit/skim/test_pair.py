@@ -51,8 +51,15 @@ def test_a_selection_of_chat_messages_keeps_the_question(pair, messages):
     assert selection.timings.keys() >= {"select"}
 
 
+@pytest.mark.parametrize(("options", "selector"), [({}, "lexical"), ({"scoring": "attention"}, "speculator")])
+def test_words_select_where_they_place_the_question(pair, messages, options, selector):
+    selection = pair.select(messages, keep_rate=0.1, reuse="off", **options)
+    assert selection.options.selector == selector
+    assert (selection.kept.look_ahead_tokens.size == 0) == (selector == "lexical")
+
+
 def test_an_answer_comes_from_the_kept_tokens_at_their_positions(pair, messages):
-    selection = pair.select(messages, keep_rate=0.1)
+    selection = pair.select(messages, keep_rate=0.1, reuse="off")
     answer = pair.generate(selection, max_tokens=5)
     [completion] = answer.completions
     vocabulary = pair._engines.target.info.vocab_size

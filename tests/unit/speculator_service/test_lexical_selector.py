@@ -63,13 +63,15 @@ async def test_a_prompt_longer_than_the_speculators_limit_is_selected(demo_specu
 
 
 @pytest.mark.parametrize("context", ["full", "kept"])
-async def test_only_a_session_over_the_kept_tokens_is_named(demo_speculator, lexical, context):
+async def test_its_session_is_over_the_kept_tokens(demo_speculator, lexical, context):
     engine = MockSpeculator(demo_speculator)
     service = SpeculatorService(engine, "host:1")
-    request = replace(lexical(), decode=DecodeOptions(draft_context=context))
-    selection = await service.select(request)
-    assert (selection.kept.session is not None) == (context == "kept")
+    decode = DecodeOptions(draft_context=context)
+    selection = await service.select(replace(lexical(), decode=decode))
+    assert selection.kept.session is not None
     assert not engine.sessions
+    await service.select(replace(lexical(selector="speculator"), decode=decode))
+    assert len(engine.sessions) == (context == "full"), "the control"
 
 
 async def test_a_second_question_extends_what_was_kept(demo_speculator, lexical):

@@ -27,7 +27,7 @@ LONG = [7 + i % 900 for i in range(600)]
 async def build():
     """client: of an app with an API key and metrics. dispatcher: the app's."""
     settings = RouterConfig()
-    defaults = PrefillOptions(enabled="always", min_prompt_tokens=256)
+    defaults = PrefillOptions(enabled="always", min_prompt_tokens=256, selector="speculator")
     dispatcher = Dispatcher(LocalPools(), defaults, SpeculationOptions(), settings, LocalMeter())
     options = {"dtype": "float32", "api_key": ["key"]}
     app = await build_openai_app(

@@ -51,7 +51,7 @@ async def app():
         return pools
 
     settings = RouterConfig()
-    defaults = PrefillOptions(enabled="always", min_prompt_tokens=256)
+    defaults = PrefillOptions(enabled="always", min_prompt_tokens=256, selector="speculator")
     dispatcher = Dispatcher(LocalPools(), defaults, SpeculationOptions(), settings, LocalMeter())
     use()
     folder = str(MODELS / "target")

@@ -39,7 +39,7 @@ async def tools_app():
 
     target = {"max_model_len": MAX_MODEL_LEN, "cache_tokens": 100_000}
     pools = LocalPools(speculator={"max_model_len": MAX_MODEL_LEN}, target=target)
-    defaults = PrefillOptions(enabled="always", min_prompt_tokens=256)
+    defaults = PrefillOptions(enabled="always", min_prompt_tokens=256, selector="speculator")
     dispatcher = Dispatcher(
         pools, defaults, SpeculationOptions(), RouterConfig(select_timeout_s=SELECT_TIMEOUT_S), LocalMeter()
     )

@@ -51,7 +51,7 @@ async def test_a_template_that_refuses_a_lone_user_message_has_prompts_read_whol
     from router.vllm_front.app import ServedModel, build_openai_app
 
     pools = LocalPools(speculator={"head_profile": True})
-    defaults, settings = PrefillOptions(enabled="always", min_prompt_tokens=256), RouterConfig()
+    defaults, settings = PrefillOptions(enabled="always", min_prompt_tokens=256, selector="speculator"), RouterConfig()
     dispatcher = Dispatcher(pools, defaults, SpeculationOptions(), settings, LocalMeter())
     options = {"dtype": "float32", "chat_template": SYSTEM_FIRST}
     served = ServedModel(str(MODELS / "target"), "target", (MODEL_NAME,), MAX_MODEL_LEN, options)
