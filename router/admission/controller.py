@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 from actors.observability.metrics import Meter
 from kv_transfer.messages import GenerateOutput
-from router.admission.fair_queue import FairQueue, QueueEntry
+from router.admission.fair_queue import FairQueue
 from router.admission.pool_load import AnswerTime, PoolLoad
 from router.admission.ticket import KEEP, AdmissionRequest, OverloadedError, Ticket, relative_load
 from router.decision.choice import Work
@@ -58,7 +58,7 @@ class Admission:
         self._answers = AnswerTime()
         self._ongoing = 0
         self._dispatching = False
-        self._at_target_ms = 0.0  # of `_target`, what the target has; the rest is still in the speculator
+        self._sent: set[Ticket] = set()  # what the target reads now; what else `_target` has is not there yet
         self._ended_at, self._ends_s = -math.inf, 1.0
 
     def resize(self, max_ongoing_requests: int, headroom: Mapping[str, float]) -> None:
@@ -105,34 +105,30 @@ class Admission:
         Nobody tells when it has read that. Its model is smaller than the target's, whose first output is taken for it.
         """
         self._speculator.learn(ticket.found_ms, waited_ms)
+        self._speculator.leave(ticket)
         if drafts:
-            ticket.reads_for_drafts = True
-            self._speculator.begin_aside(ticket.work.drafts_ms)
-        self._leave_speculator(ticket)
+            self._speculator.enter(ticket, ticket.work.drafts_ms, aside=True)
         self._dispatch()
 
     def runs_dense(self, ticket: Ticket, work: Work) -> None:
         """The prompt runs dense, although it was to be selected. work: what it costs now."""
-        if ticket.stage == "select":
-            self._leave_speculator(ticket)
-        self._end_drafts_read(ticket)
-        self._target.leave(ticket.work.target_ms)
+        for pool in (self._speculator, self._target):
+            pool.leave(ticket)
         ticket.work = replace(ticket.work, target_ms=work.target_ms)
-        self._target.enter(work.target_ms)
+        self._target.enter(ticket, work.target_ms)
         self._dispatch()
 
     def sent(self, ticket: Ticket) -> None:
         """The request goes to the target."""
-        ticket.stage, ticket.found_ms, ticket.sent_at = "prefill", self._at_target_ms, self._clock()
-        self._at_target_ms += ticket.work.target_ms
+        ticket.found_ms, ticket.sent_at = sum(other.work.target_ms for other in self._sent), self._clock()
+        self._sent.add(ticket)
 
     def prefilled(self, ticket: Ticket, output: GenerateOutput) -> None:
         """The target's first output: it says how long the request waited there, and makes room for another."""
-        elapsed_ms = 1e3 * (self._clock() - ticket.sent_at)
+        ticket.began_at = self._clock()
+        elapsed_ms = 1e3 * (ticket.began_at - ticket.sent_at)
         self._target.learn(ticket.found_ms, elapsed_ms - output.timings.get("prefill", elapsed_ms))
-        self._leave_target(ticket)
-        self._end_drafts_read(ticket)
-        ticket.stage, ticket.began_at = "answer", self._clock()
+        self._leave(ticket)
         self._dispatch()
 
     def answered(self, ticket: Ticket, tokens: int) -> None:
@@ -154,11 +150,11 @@ class Admission:
         load = relative_load(wait_ms, min(self._max_wait_ms, self._slack_ms(request, work)))
         if less is not None and load >= KEEP:
             work = less
-        ticket = Ticket(request, first, work, load, work is less, asyncio.get_running_loop().create_future())
+        dispatched = asyncio.get_running_loop().create_future()
+        ticket = Ticket(request, first, work, load, work is less, dispatched)
         group.prompts += 1
         self._ongoing += first
         ticket.entry = self._queue.push(request.key, request.priority, ticket.cost, ticket)
-        self._meter.record("skim_router_queued", len(self._queue))
         return ticket
 
     def _check(self, request: AdmissionRequest, work: Work) -> float:
@@ -223,12 +219,13 @@ class Admission:
         self._dispatching = True
         try:
             while (entry := self._queue.first(self._fits)) is not None:
-                self._send_or_refuse(entry)
+                self._send_or_refuse(entry.item)
         finally:
             self._dispatching = False
+            self._meter.record("skim_router_queued", len(self._queue))
 
-    def _send_or_refuse(self, entry: QueueEntry[Ticket]) -> None:
-        ticket, work = entry.item, entry.item.work
+    def _send_or_refuse(self, ticket: Ticket) -> None:
+        work = ticket.work
         try:
             if ticket.may_be_refused and (self._speculator.requests or self._target.requests):
                 with self._noting_refusal(ticket.request):
@@ -238,14 +235,12 @@ class Admission:
             if not ticket.dispatched.done():
                 ticket.dispatched.set_exception(error)
             return
-        self._queue.serve(entry)
-        ticket.entry, ticket.found_ms = None, self._speculator.ahead_ms
-        ticket.stage = "select" if work.selects else "ready"
+        self._queue.serve(ticket.entry)
+        ticket.found_ms = self._speculator.ahead_ms
         if work.selects:
-            self._speculator.enter(work.speculator_ms)
+            self._speculator.enter(ticket, work.speculator_ms)
         if work.answers:
-            self._target.enter(work.target_ms)
-        self._meter.record("skim_router_queued", len(self._queue))
+            self._target.enter(ticket, work.target_ms)
         if not ticket.dispatched.done():
             ticket.dispatched.set_result(None)
 
@@ -259,35 +254,18 @@ class Admission:
         speculator_fits = self._speculator.has_headroom or in_speculator <= POOL_WAIT_MS
         return speculator_fits and (not ticket.work.answers or target_fits or in_target - in_speculator <= POOL_WAIT_MS)
 
-    def _leave_speculator(self, ticket: Ticket) -> None:
-        self._speculator.leave(ticket.work.speculator_ms)
-        ticket.stage = "ready"
-
-    def _end_drafts_read(self, ticket: Ticket) -> None:
-        if ticket.reads_for_drafts:
-            ticket.reads_for_drafts = False
-            self._speculator.end_aside(ticket.work.drafts_ms)
-
-    def _leave_target(self, ticket: Ticket) -> None:
-        self._target.leave(ticket.work.target_ms)
-        self._at_target_ms = self._at_target_ms - ticket.work.target_ms if self._target.requests else 0.0
+    def _leave(self, ticket: Ticket) -> None:
+        self._speculator.leave(ticket)
+        self._target.leave(ticket)
+        self._sent.discard(ticket)
 
     def _end(self, ticket: Ticket) -> None:
         """Whatever became of the prompt, it is no longer here."""
-        if ticket.stage == "end":
+        if ticket.has_ended:
             return
-        if ticket.entry is not None:
-            self._queue.drop(ticket.entry, ticket.request.key, ticket.cost)
-            ticket.entry = None
-            self._meter.record("skim_router_queued", len(self._queue))
-        if ticket.stage == "select":
-            self._speculator.leave(ticket.work.speculator_ms)
-        if ticket.stage in ("select", "ready") and ticket.work.answers:
-            self._target.leave(ticket.work.target_ms)
-        if ticket.stage == "prefill":
-            self._leave_target(ticket)
-        self._end_drafts_read(ticket)
-        ticket.stage = "end"
+        ticket.has_ended = True
+        self._queue.drop(ticket.entry)
+        self._leave(ticket)
         self._ongoing -= ticket.first
         now = self._clock()
         if now - self._ended_at < MOST_BETWEEN_ENDS_S:

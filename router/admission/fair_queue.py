@@ -20,11 +20,13 @@ Order = tuple[int, float, float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueueEntry(Generic[Item]):
-    """An item's place in the order. start: its start tag. number: of arrival."""
+    """An item's place in the order. start: its start tag. number: of arrival. key, cost: as it was pushed."""
 
     priority: int
     start: float
     number: int
+    key: str
+    cost: float
     item: Item
 
     @property
@@ -55,7 +57,7 @@ class FairQueue(Generic[Item]):
     def push(self, key: str, priority: int, cost: float, item: Item) -> QueueEntry[Item]:
         _, start, _ = self.next_order(key, priority)
         self._ends[key] = start + cost
-        entry = QueueEntry(priority, start, self._numbers, item)
+        entry = QueueEntry(priority, start, self._numbers, key, cost, item)
         self._numbers += 1
         place = next((i for i, other in enumerate(self._entries) if other.order > entry.order), len(self._entries))
         self._entries.insert(place, entry)
@@ -69,10 +71,11 @@ class FairQueue(Generic[Item]):
             # Nobody waits: a key's past does not count against it.
             self._ends = {key: end for key, end in self._ends.items() if end > self._now}
 
-    def drop(self, entry: QueueEntry[Item], key: str, cost: float) -> None:
-        """Take an item out that is not served. It no longer counts for its key."""
-        self._entries.remove(entry)
-        self._ends[key] -= cost
+    def drop(self, entry: QueueEntry[Item]) -> None:
+        """Take an item out, if it was not served. It no longer counts for its key."""
+        if entry in self._entries:
+            self._entries.remove(entry)
+            self._ends[entry.key] -= entry.cost
 
     def first(self, fits: Callable[[Item], bool]) -> QueueEntry[Item] | None:
         """The first item in the order that `fits`."""

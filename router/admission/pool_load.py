@@ -13,7 +13,7 @@ let in.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from router.decision.decaying_mean import DecayingMean
 
@@ -61,38 +61,32 @@ class PoolLoad:
 
     def __init__(self, clock: Callable[[], float], headroom: float = 0.0) -> None:
         self._clock, self.headroom = clock, headroom
-        self.requests = self._aside = 0
+        self._requests: dict[Hashable, float] = {}
+        self._aside: dict[Hashable, float] = {}
         self.ahead_ms = 0.0
         self._products = self._squares = 0.0
         self._pairs, self._paired_at = 0, -math.inf
         self._others_ms, self._others_at = 0.0, -math.inf
 
-    def enter(self, work_ms: float) -> None:
-        self.requests += 1
+    @property
+    def requests(self) -> int:
+        return len(self._requests)
+
+    def enter(self, ticket: Hashable, work_ms: float, *, aside: bool = False) -> None:
+        """The pool gets a request. aside: work that is none: nobody waits for its end, but requests wait behind it."""
+        (self._aside if aside else self._requests)[ticket] = work_ms
         self.ahead_ms += work_ms
 
-    def leave(self, work_ms: float) -> None:
-        """A request's first output came, or it ended without one. work_ms: as when it entered."""
-        self.requests -= 1
-        self._done(work_ms)
-
-    def begin_aside(self, work_ms: float) -> None:
-        """The pool does some work that is no request: nobody waits for its end, but requests wait behind it."""
-        self._aside += 1
-        self.ahead_ms += work_ms
-
-    def end_aside(self, work_ms: float) -> None:
-        """work_ms: as when it began."""
-        self._aside -= 1
-        self._done(work_ms)
-
-    def _done(self, work_ms: float) -> None:
-        self.ahead_ms = self.ahead_ms - work_ms if self.requests or self._aside else 0.0
+    def leave(self, ticket: Hashable) -> None:
+        """A request's first output came, or it ended without one; nothing if the pool does not have it."""
+        self.ahead_ms -= self._requests.pop(ticket, 0.0) + self._aside.pop(ticket, 0.0)
+        if not (self._requests or self._aside):
+            self.ahead_ms = 0.0  # no rounding is left
 
     @property
     def has_headroom(self) -> bool:
         """Whether the pool has less than its headroom."""
-        return self.requests < self.headroom
+        return len(self._requests) < self.headroom
 
     def learn(self, ahead_ms: float, waited_ms: float) -> None:
         """A request found `ahead_ms` of work in the pool and waited `waited_ms` before its own work began."""

@@ -11,7 +11,6 @@ deadline leaves. A loaded router leaves out one thing more from each of these sh
 import asyncio
 import math
 from dataclasses import dataclass, field
-from typing import Literal
 
 from router.admission.fair_queue import QueueEntry
 from router.decision.choice import Work
@@ -64,8 +63,8 @@ class AdmissionRequest:
 class Ticket:
     """One prompt from its admission to its end. work: with the smallest keep rate if `keeps_less`.
 
-    first: it is the first prompt of its request. queued_ms: waited in the router. found_ms: the work before it in the
-    pool where it is. reads_for_drafts: the speculator has its `work.drafts_ms`.
+    first: it is the first prompt of its request. entry: in the queue. queued_ms: waited in the router. found_ms: the
+    work before it in the pool where it is. began_at: when its first token came; 0 before.
     """
 
     request: AdmissionRequest
@@ -74,13 +73,12 @@ class Ticket:
     load: float
     keeps_less: bool
     dispatched: asyncio.Future[None]
+    entry: "QueueEntry[Ticket]" = field(init=False)
     queued_ms: float = 0.0
-    entry: "QueueEntry[Ticket] | None" = None
-    stage: Literal["queue", "select", "ready", "prefill", "answer", "end"] = "queue"
     found_ms: float = 0.0
-    reads_for_drafts: bool = False
     sent_at: float = 0.0
     began_at: float = 0.0
+    has_ended: bool = False
 
     @property
     def cost(self) -> float:

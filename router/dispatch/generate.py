@@ -41,7 +41,7 @@ async def generate(
     def received(output: GenerateOutput) -> None:
         nonlocal has_begun
         has_begun = True
-        if ticket.stage == "prefill":
+        if not ticket.began_at:
             parts.admission.prefilled(ticket, output)
             parts.clients.began(prepared.size, outcome.seconds)
             _record_first(parts, outcome, kept, ticket, output, sent)

@@ -312,12 +312,12 @@ async def test_many_requests_that_would_miss_their_deadline_are_refused_at_once(
     world = World()
     await world.learn()
     target = world.admission._target
-    target.enter(1000.0)
+    target.enter("stuck", 1000.0)
     tasks = [world.start(i, work=Work(target_ms=1.0), timeout_ms=5000) for i in range(2000)]
     await asyncio.sleep(4.8)
     assert world.refused == {}
-    target.leave(1000.0)
-    target.enter(1.0)
+    target.leave("stuck")
+    target.enter("other", 1.0)
     target.learn(0.0, 400.0)
     world.admission._dispatch()
     await asyncio.gather(*tasks)

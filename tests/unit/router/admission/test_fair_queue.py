@@ -81,7 +81,7 @@ def test_a_dropped_item_does_not_count_for_its_key():
     queue = FairQueue()
     entries = [queue.push("a", 0, 10, "a") for _ in range(5)]
     for entry in entries:
-        queue.drop(entry, "a", 10)
+        queue.drop(entry)
     assert queue.next_order("a", 0) == queue.next_order("b", 0)
 
 

@@ -1,5 +1,6 @@
 """The predicted wait in a pool, against simulated pools."""
 
+import itertools
 import random
 
 import pytest
@@ -15,7 +16,7 @@ class Pool:
     def __init__(self, servers, share=1):
         self.servers, self.share, self.now = [0.0] * servers, share, 0.0
         self.load = PoolLoad(lambda: self.now)
-        self.running = []
+        self.running, self.numbers = [], itertools.count()
 
     def send(self, work_ms):
         """Send one prompt, and as much of other routers. Returns the wait expected for it and the real one, in ms."""
@@ -25,8 +26,8 @@ class Pool:
             server = min(range(len(self.servers)), key=self.servers.__getitem__)
             begin = max(self.now, self.servers[server])
             self.servers[server] = begin + work_ms / 1e3
-        self.load.enter(work_ms)
-        self.running.append((begin + work_ms / 1e3, found, 1e3 * (begin - self.now), work_ms))
+        self.load.enter(number := next(self.numbers), work_ms)
+        self.running.append((begin + work_ms / 1e3, found, 1e3 * (begin - self.now), number))
         return expected, 1e3 * (begin - self.now)
 
     def settle(self, until):
@@ -82,20 +83,21 @@ def test_a_wait_for_the_work_of_others_is_forgotten():
 
 def test_what_leaves_is_no_longer_ahead():
     load = PoolLoad(lambda: 0.0)
-    load.enter(0.1)
-    load.enter(0.2)
-    load.leave(0.1)
-    assert (load.requests, load.ahead_ms) == (1, pytest.approx(0.2))
-    load.leave(0.2)
+    load.enter("a", 0.1)
+    load.enter("b", 0.2)
+    for _ in range(2):
+        load.leave("a")
+        assert (load.requests, load.ahead_ms) == (1, pytest.approx(0.2))
+    load.leave("b")
     assert (load.requests, load.ahead_ms) == (0, 0.0)
 
 
 @pytest.mark.parametrize("room", [0, 2])
 def test_a_pool_has_room_until_it_has_so_many_requests(room):
     load = PoolLoad(lambda: 0.0, room)
-    for _ in range(room):
+    for number in range(room):
         assert load.has_headroom
-        load.enter(100.0)
+        load.enter(number, 100.0)
     assert not load.has_headroom
 
 
