@@ -120,16 +120,13 @@ class RouterDeployment:
         """Whether another router has its app. Routers that do not reply are asked again; in the end they count as
         routers without one, so that a start cannot wait for ever for one that hangs."""
         for _ in range(OTHERS_ATTEMPTS):
-            replies: list[Any] = [None]
             with suppress(RayError, RayServeException, TimeoutError, KeyError, ValueError):
                 counts = await asyncio.wait_for(self._serve_state(), TIMEOUT_S)
                 if not counts[serve.get_replica_context().deployment].running:
                     return False
                 replies = await self._broadcast("serves")
-            if any(reply is True for reply in replies):
-                return True
-            if all(reply is False for reply in replies):
-                return False
+                if True in replies or all(reply is False for reply in replies):
+                    return True in replies
             await asyncio.sleep(OTHERS_TIMEOUT_S)
         return False
 

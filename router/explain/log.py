@@ -8,6 +8,7 @@ import json
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 from fastapi import FastAPI, Request
@@ -90,15 +91,10 @@ class Entry:
     migrations: list[Migration] = field(default_factory=list)
     catch_up: Mapping[str, Any] | None = None
 
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.explained is None else self.explained.nbytes
-
     def as_json(self) -> dict[str, Any]:
         """As `Explained.as_json`, with `catch_up` and `migrations` if there are any."""
-        if self.explained is None:
-            shown: dict[str, Any] = {"prompt_tokens": self.prompt_tokens, "kept_tokens": self.prompt_tokens}
-        else:
+        shown: dict[str, Any] = {"prompt_tokens": self.prompt_tokens, "kept_tokens": self.prompt_tokens}
+        if self.explained is not None:
             shown = self.explained.as_json()
         if self.catch_up is not None:
             shown["catch_up"] = dict(self.catch_up)
@@ -134,8 +130,7 @@ class RequestLog:
 
     def report(self, request_id: str, key: str = "") -> str | None:
         """The values of a request's headers as JSON text; None if none are held."""
-        reports = (self._reports.get(key, name) for name in _engine_names(request_id))
-        headers = next((one for one in reports if one is not None), None)
+        headers = _first(request_id, partial(self._reports.get, key))
         return None if headers is None else f'{{"id": {json.dumps(request_id)}, "headers": {headers}}}'
 
     def add(self, request_id: str, entry: Entry, key: str = "", call: str = "") -> None:
@@ -144,7 +139,7 @@ class RequestLog:
         held = self._calls.get(key, call)
         if held is None or request_id in held.entries:  # a later call of the same id
             held = _Call()
-        size = entry.nbytes + len(request_id)
+        size = len(request_id) + (entry.explained.nbytes if entry.explained else 0)
         if not held.entries or held.nbytes + size <= self._max_of_many:
             held.entries[request_id] = entry
             held.nbytes += size
@@ -154,22 +149,20 @@ class RequestLog:
         self, request_id: str, prompt_tokens: int, migration: Migration, key: str = "", call: str = ""
     ) -> None:
         """Add to the prompt's entry; a dense one gets one now. key, call: as in `add`."""
-        if self._entry(request_id, key) is None:
-            self.add(request_id, Entry(prompt_tokens), key, call)
-        if (entry := self._entry(request_id, key)) is not None:
-            entry.migrations.append(migration)
+        if (entry := self._entry(key, request_id)) is None:
+            self.add(request_id, entry := Entry(prompt_tokens), key, call)
+        entry.migrations.append(migration)
 
     def note_catch_up(self, request_id: str, state: Mapping[str, Any], key: str = "") -> None:
         """Show how far the request's catch-up is, if its entry is still held."""
-        if (entry := self._entry(request_id, key)) is not None:
+        if (entry := self._entry(key, request_id)) is not None:
             entry.catch_up = state
 
     def get(self, request_id: str, key: str = "") -> Entry | None:
         """Look up by the id in the response body."""
-        entries = (self._entry(name, key) for name in _engine_names(request_id))
-        return next((entry for entry in entries if entry is not None), None)
+        return _first(request_id, partial(self._entry, key))
 
-    def _entry(self, name: str, key: str) -> Entry | None:
+    def _entry(self, key: str, name: str) -> Entry | None:
         return next((call.entries[name] for call in self._calls.latest(key) if name in call.entries), None)
 
     async def held(self, part: Part, request_id: str, key: str = "") -> str | None:
@@ -183,24 +176,23 @@ class RequestLog:
     def add_routes(self, app: FastAPI, ask_others: AskOthers | None = None) -> None:
         """Answer ROUTES. What this router does not hold is asked for; a request of another API key is not found."""
         for path, (part, missing) in ROUTES.items():
-            app.get(path)(self._answerer(part, missing, ask_others))
+            app.get(path)(partial(self._answer, part, missing, ask_others))
 
-    def _answerer(
-        self, part: Part, missing: str, ask_others: AskOthers | None
-    ) -> Callable[[str, Request], Awaitable[Response]]:
-        async def answer(request_id: str, request: Request) -> Response:
-            caller = caller_of(request.scope)
-            key = caller.key.name if caller else ""
-            text = await self.held(part, request_id, key)
-            if text is None and ask_others is not None:
-                text = await ask_others(part, request_id, key)
-            if text is not None:
-                return Response(text, media_type="application/json")
-            return HttpError(404, "NotFoundError", missing.format(request_id), "request_id").response()
-
-        return answer
+    async def _answer(
+        self, part: Part, missing: str, ask_others: AskOthers | None, request_id: str, request: Request
+    ) -> Response:
+        caller = caller_of(request.scope)
+        key = caller.key.name if caller else ""
+        text = await self.held(part, request_id, key)
+        if text is None and ask_others is not None:
+            text = await ask_others(part, request_id, key)
+        if text is not None:
+            return Response(text, media_type="application/json")
+        return HttpError(404, "NotFoundError", missing.format(request_id), "request_id").response()
 
 
-def _engine_names(request_id: str) -> tuple[str, ...]:
-    """The possible engines' ids of the first prompt. vLLM appends a prompt's number: `-0` (completions) or `_0`."""
-    return request_id, f"{request_id}-0", f"{request_id}_0"
+def _first(request_id: str, look_up: Callable[[str], Value | None]) -> Value | None:
+    """What is found by one of the possible engines' ids of the first prompt. vLLM appends a prompt's number: `-0`
+    (completions) or `_0`."""
+    values = map(look_up, (request_id, f"{request_id}-0", f"{request_id}_0"))
+    return next((value for value in values if value is not None), None)

@@ -50,7 +50,7 @@ def test_the_log_holds_the_latest_selections():
 
 
 def test_the_log_is_bounded_in_bytes():
-    one = entry(100).nbytes
+    one = entry(100).explained.nbytes
     assert one == 2 * 4 * 100  # ids and positions of the kept tokens
     made = entry(100).explained
     layout = layout_of(regions=[(0, 1, 0.5)] * 9, units=range(50))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from router.http.usage import with_losses, with_original_tokens
+from router.http.response import with_losses, with_original_tokens
 
 LOST = {"kept_tokens": 30, "dropped_tokens": 70, "largest_dropped": {"role": "tool", "tokens": 60}}
 DENSE = {"kept_tokens": 100, "dropped_tokens": 0}
