@@ -41,7 +41,6 @@ class Request:
     render_only: bool = False  # the client gets the rendered prompt and no answer
     later_requests: int | None = None  # as in `router.options.headers`
     has_tools: bool = False  # it offers tools to the model
-    hinted_priority: int = 0  # of a prompt that has none
     deadline: Deadline = NO_DEADLINE
 
     @property

@@ -10,7 +10,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -241,23 +241,3 @@ def _checked(fields: Any, body: bytes, path: str) -> BodyFields:
     if keep_fields is not None:
         body = json.dumps(fields, ensure_ascii=False).encode()
     return BodyFields(fields, keep_fields, body)
-
-
-def hinted_priority(fields: Mapping[str, Any]) -> int:
-    """The priority in Dynamo's `nvext.agent_hints`, in which higher numbers are served first, as vLLM counts it.
-
-    Raises InvalidOptionError for a hint that has no effect here.
-    """
-    if (given := fields.get("nvext")) is None:
-        return 0
-    hints = given.get("agent_hints", {}) if isinstance(given, dict) else None
-    if not isinstance(hints, dict):
-        raise InvalidOptionError("nvext must be an object, and agent_hints in it another one", "nvext")
-    names = [f"nvext.{name}" for name in given] + [f"nvext.agent_hints.{name}" for name in hints]
-    for name in map(clipped, names):
-        if name not in ("nvext.agent_hints", "nvext.agent_hints.priority"):
-            raise InvalidOptionError(f"{name} has no effect on this server; leave it out", name)
-    priority = hints.get("priority", 0)
-    if type(priority) is not int:
-        raise InvalidOptionError("nvext.agent_hints.priority must be an integer", "nvext.agent_hints.priority")
-    return -priority

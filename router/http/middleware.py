@@ -17,7 +17,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CURRENT, CallState, nothing
 from router.dispatch.telemetry import TracedRequest, traced_request
-from router.http.body import BodyBudget, BodyFields, check_headers, hinted_priority, read_body, read_fields
+from router.http.body import BodyBudget, BodyFields, check_headers, read_body, read_fields
 from router.http.response import DeferredResponse
 from router.options.errors import HttpError, RefusedError
 from router.options.headers import read_deadline, read_later_requests
@@ -166,7 +166,6 @@ class SkimMiddleware:
             render_only=scope["path"].endswith("/render"),
             later_requests=read_later_requests(headers),
             has_tools=bool(fields.get("tools")),
-            hinted_priority=hinted_priority(fields),
             caller=caller_of(scope),
             deadline=deadline,
             arrived=arrived,

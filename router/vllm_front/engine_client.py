@@ -131,8 +131,7 @@ def _read_prompt(prompt: Any, params: SamplingParams, call: CallState, kwargs: M
         raise InvalidRequestError(f"{reserved[0]} is reserved for the server; leave it out")
     request, text = call.request, prompt.get("prompt")
     least = request.caller.key.min_priority if request.caller else FIRST_PRIORITY
-    # A hint is no demand: it goes as far as the key allows.
-    priority = kwargs.get("priority") or (request.hinted_priority and max(request.hinted_priority, least))
+    priority = kwargs.get("priority") or 0
     if not FIRST_PRIORITY <= priority < 2**63:
         raise InvalidRequestError("the priority header must be an integer of 64 bits")
     if priority < least:

@@ -132,14 +132,6 @@ async def test_a_key_cannot_make_itself_more_urgent_than_its_entry_allows(
         assert response.json()["error"]["message"].startswith(f"priority must be at least {least} with this API key")
 
 
-@pytest.mark.parametrize(("limits", "expected"), [({}, 0), ({"min_priority": -3}, -3), ({"min_priority": -9}, -5)])
-async def test_a_hint_goes_as_far_as_the_key_allows(guarded, pools, limits, expected):
-    write(guarded.file, entry("team", "key-1", **limits))
-    body = BODY | {"nvext": {"agent_hints": {"priority": 5}}}
-    assert (await guarded.client.post("/v1/completions", json=body, headers=bearer("key-1"))).status_code == 200
-    assert [one.priority for one in pools.generates] == [expected]
-
-
 @pytest.mark.parametrize(
     ("refusal", "status"),
     [

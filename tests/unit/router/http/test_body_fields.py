@@ -173,7 +173,7 @@ async def test_an_ordinary_body_is_parsed_once_and_in_no_thread(monkeypatch, tex
     assert (await read_fields(json.dumps(fields).encode(), CHAT)).fields == fields
 
 
-@pytest.mark.parametrize("name", ["tools", "echo", "nvext", "context_management", "thread", "speculative_prefill"])
+@pytest.mark.parametrize("name", ["tools", "echo", "context_management", "thread", "speculative_prefill"])
 @pytest.mark.parametrize("text", ["%s", "\ufeff%s", '{"k": "echo", "other": {"tools": 3}, %s'])
 def test_a_field_of_the_router_is_seen_in_any_body(name, text):
     """Whatever else the body has, also behind a byte order mark and in escapes."""
