@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = sorted({path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"})
+PACKAGES = sorted({path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "tools"})
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from skim_common.errors import ModelError, SkimError
-from tests.hook_table import rows
 from tests.reference.models import build_model
+from tools.hook_names import rows
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Programs for those who maintain Skim. Not part of the wheel."""
