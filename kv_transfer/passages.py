@@ -14,15 +14,21 @@ FAR = 1e-6
 Values = npt.NDArray[np.float64]
 
 
-def spread(values: Values, lengths: npt.NDArray[np.integer], gaps: npt.NDArray[np.integer]) -> Values:
+def spread(
+    values: Values,
+    lengths: npt.NDArray[np.integer],
+    gaps: npt.NDArray[np.integer],
+    reach: Values | None = None,
+) -> Values:
     """For each unit, the sum of the values of all units, times exp(-distance / reach): as `values`.
 
     values: [U] or [U, T]. lengths: tokens of each unit [U]. gaps: as in TextLayout [U]. The distance of two units is
-    that of their middles in tokens, and the gaps between them. The reach follows from the tokens of all units
-    (`reach_of`).
+    that of their middles in tokens, and the gaps between them. reach: of each unit [U], in tokens; between two units
+    the shorter one counts. None: it follows from the tokens of all units (`reach_of`).
     """
     apart = (lengths[1:] + lengths[:-1]) / 2 + gaps[1:]
-    nearness = np.exp(-apart / reach_of(int(lengths.sum())))
+    reaches = reach_of(int(lengths.sum())) if reach is None else np.minimum(reach[1:], reach[:-1])
+    nearness = np.exp(-apart / reaches)
     before = _with_those_before(values, np.r_[0.0, nearness])
     after = _with_those_before(values[::-1], np.r_[0.0, nearness[::-1]])[::-1]
     return before + after - values

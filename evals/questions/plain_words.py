@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from router.prompt.text.lexical import K1, STEM, STOP_WORDS, B
+from router.prompt.text.lexical import K1, B
+from router.prompt.text.words import STEM, STOP_WORDS
 
 Values = npt.NDArray[np.float64]
 FREQUENT = 0.25

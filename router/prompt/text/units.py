@@ -19,9 +19,11 @@ from router.prompt.labels.chains import labels_of
 from router.prompt.protected_spans import CharRanges, Offsets, char_ranges
 from router.prompt.text.codes import WHITE, Codes, among, codes_of, known_characters
 from router.prompt.text.cuts import cut, is_abbreviation
-from router.prompt.text.lexical import gaps_of, word_scores, words_of
+from router.prompt.text.lexical import word_scores
 from router.prompt.text.lines import Lines
 from router.prompt.text.links import links_of
+from router.prompt.text.passages import TextPassages
+from router.prompt.text.words import TermIndex, TextWords
 from router.prompt.text.wrapped import breaks_in_sentences
 
 MAX_TOKENS = 96
@@ -119,11 +121,12 @@ def _words_of(
     tokens = np.diff(starts, append=len(ranges))
     droppable = np.logical_or.reduceat(~mask_of(protected, len(ranges)), starts)
     begins = np.maximum.accumulate(ranges[:, 0])[starts]
-    words = words_of(codes)
-    gaps = gaps_of(words, codes, begins, indents, droppable)
-    asked = [(int(ranges[first, 0]), int(ranges[last - 1, 1])) for first, last in layout.questions.tolist()]
-    scores, placed = word_scores(words, codes, begins, tokens, gaps, droppable, asked)
-    gaps = np.where(begins_text, gaps[text_of], 0).astype(np.int32)
+    words = TextWords.of(codes)
+    index = TermIndex(words, begins, droppable)
+    passages = TextPassages.of(index, codes, begins, tokens, indents)
+    asked = [words.asked(codes, ranges[first, 0], ranges[last - 1, 1]) for first, last in layout.questions.tolist()]
+    scores, placed = word_scores(index, passages, asked)
+    gaps = np.where(begins_text, passages.gaps[text_of], 0).astype(np.int32)
     return {"gaps": gaps, "words": scores[text_of], "placed": placed}
 
 

@@ -39,3 +39,8 @@ def test_evidence_of_a_long_text_reaches_further():
         values[0] = 1.0
         found = spread(values, np.full(units, 20), np.zeros(units, int))
         assert found[10] == pytest.approx(share, rel=1e-3)
+
+
+def test_between_two_units_the_shorter_reach_counts():
+    found = spread(np.array([1.0, 0, 0, 0]), np.full(4, 10), np.zeros(4, int), np.array([50.0, 50, 5, 50]))
+    assert found[1:] == pytest.approx(np.exp([-10 / 50, -10 / 50 - 10 / 5, -10 / 50 - 20 / 5]))
