@@ -39,7 +39,8 @@ class TextLayout:
     line, in a table, in code. 0 inside a paragraph.
     words: [U], BM25 of the words in the passage around each unit, for the questions.
     headings: [U], the unit with the label that names each unit, such as a heading, a tag, the header of a table or the
-    speaker of a turn: an earlier unit, or itself for none. A label may have a label: the heading chain.
+    speaker of a turn; itself for none. A label may have a label, which stands before it: the heading chain. What is no
+    label may be named by a later unit, such as a signature.
     links: [L, 2], the pairs of units that share an identifier, such as an id or the name of a function. A unit that
     shares one with a question is paired with itself.
     questions: spans that can be the task of the prompt, wherever they stand, sorted and apart. A token's score is the
@@ -99,9 +100,11 @@ class TextLayout:
     def labels_of(self, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """The labels that name the kept units, and the labels of these, bool [U]. kept: bool [U]. `headings` must be
         known."""
-        headings, named, labels = self.headings.tolist(), kept.tolist(), np.zeros(kept.size, bool)
-        for unit in np.flatnonzero(self.headings != np.arange(kept.size))[::-1].tolist():
-            if named[unit]:  # a label stands before what it names
+        own, labels = np.arange(kept.size), np.zeros(kept.size, bool)
+        labels[self.headings[kept & (self.headings > own)]] = True
+        headings, named = self.headings.tolist(), (kept | labels).tolist()
+        for unit in np.flatnonzero(self.headings < own)[::-1].tolist():
+            if named[unit]:  # a label stands before a label that it names
                 named[headings[unit]] = labels[headings[unit]] = True
         return labels
 

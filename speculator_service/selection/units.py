@@ -133,9 +133,11 @@ def with_labels(
         return ranks
     named = np.full(headings.size, -np.inf)
     np.maximum.at(named, of_text, np.where(droppable, ranks, ranks.max()))
+    own = np.arange(headings.size)
+    has_label, later = headings != own, headings > own
+    np.maximum.at(named, headings[later], named[later])
     best, heading_of = named.tolist(), headings.tolist()
-    has_label = headings != np.arange(headings.size)
-    for unit in np.flatnonzero(has_label)[::-1].tolist():  # a label stands before what it names
+    for unit in np.flatnonzero(headings < own)[::-1].tolist():  # a label stands before a label that it names
         heading = heading_of[unit]
         best[heading] = max(best[heading], best[unit])
     is_label = np.zeros(headings.size, bool)

@@ -1,4 +1,4 @@
 """The text of a prompt: its characters, lines, units and words, and which units share an identifier.
 
-Not here: labels (`router.prompt.labels`), and speech and material (`router.prompt.task`).
+Not here: labels (`router.prompt.structure`), and speech and material (`router.prompt.task`).
 """

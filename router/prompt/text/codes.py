@@ -16,8 +16,14 @@ NO_SPACES = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30
 
 
 def codes_of(text: str) -> Codes:
-    """The code points of a text [C]."""
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).clip(max=0xFFFF).astype(np.uint16)
+    """The code points of a text [C]. All that ends a line is a line feed: a carriage return alone, a vertical tab, a
+    form feed, U+0085, U+2028 and U+2029."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).clip(max=0xFFFF).astype(np.uint16)
+    ends = among(codes, "\r\v\f\x85\u2028\u2029")
+    if ends.any():
+        ends[:-1] &= (codes[:-1] != ord("\r")) | (codes[1:] != ord("\n"))
+        codes[ends] = ord("\n")
+    return codes
 
 
 def among(codes: Codes, characters: str) -> npt.NDArray[np.bool_]:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from kv_transfer.arrays import Int32Array, Span, mask_of, spans_of
 from kv_transfer.layout import TextLayout
 from kv_transfer.options import SelectionOptions
-from router.prompt.labels.chains import labels_of
 from router.prompt.protected_spans import CharRanges, Offsets, char_ranges
+from router.prompt.structure.nesting import labels_of
 from router.prompt.text.codes import WHITE, Codes, among, codes_of, known_characters
 from router.prompt.text.cuts import cut, is_abbreviation
 from router.prompt.text.lexical import word_scores
@@ -154,7 +154,8 @@ def text_units(
     codes = codes_of(text) if codes is None else codes
     lines = Lines.of(codes, text)
     begins = np.maximum.accumulate(char_ranges(offsets)[:, 0])  # a token without characters has the range (0, 0)
-    labels = labels_of(text, codes, lines, messages)
+    edges_of = np.append(begins, codes.size)[np.reshape(np.array(unnamed, np.int64), (-1, 2))]
+    labels = labels_of(text, codes, lines, messages, edges_of)
     label_starts, label_ends = labels.borders(begins, lines.filled)
     borders = [0], np.ravel(protected), np.fromiter(edges, np.int64), label_starts, label_ends, [begins.size]
     hard = np.unique(np.concatenate(borders).astype(np.int64))

@@ -16,7 +16,7 @@ from router.prompt.rendered import RenderedPrompt
 from router.prompt.text import lexical, units
 from speculator_service.selection.passages import lexical_importance
 from speculator_service.selection.select import select
-from tests.unit.router.prompt.labels.test_forms import words
+from tests.unit.router.prompt.structure.test_forms import words
 
 RATE = 0.05
 TASK = "How many lanterns of brass did the depot of Harwell store in the spring?"

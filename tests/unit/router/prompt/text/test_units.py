@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_transfer.arrays import no_pairs
 from kv_transfer.options import SelectionOptions
-from router.prompt.labels.chains import labels_of
+from router.prompt.structure.nesting import labels_of
 from router.prompt.text.codes import codes_of
 from router.prompt.text.cuts import LONGEST
 from router.prompt.text.lines import Lines
@@ -214,7 +215,8 @@ def test_units_of_any_tokens_of_any_text(text, sizes, places):
     assert lengths.max() <= LONGEST
     hard = {0, *edges, len(offsets)}
     with patch(
-        "router.prompt.text.units.labels_of", lambda *_: labels_of("", codes_of(""), Lines.of(codes_of(""), ""))
+        "router.prompt.text.units.labels_of",
+        lambda *_: labels_of("", codes_of(""), Lines.of(codes_of(""), ""), (), no_pairs()),
     ):
         starts = text_units(text, offsets, edges)[0]
     lengths = np.diff(starts, append=len(offsets))

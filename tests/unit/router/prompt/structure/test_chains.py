@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from router.prompt.labels.chains import MOST_LABELS
+from router.prompt.structure.nesting import MOST_LABELS
 from router.prompt.text.units import MOST_LABEL_TOKENS, text_units
-from tests.unit.router.prompt.labels.test_forms import words
+from tests.unit.router.prompt.structure.test_forms import words
 
 LONG = "The bell of the old square rang once more at noon"
 
@@ -63,7 +63,7 @@ CASES = {
     "JSON in one line": (
         json.dumps({"harbour": {name: {f"key {n}": LONG for n in range(4)} for name in ("compass", "lamp")}}),
         None,
-        ['"lamp":', '"harbour":'],
+        ['"lamp": {', '"harbour": {'],
     ),
     "JSON over lines": (
         json.dumps({"harbour": {name: {f"key {n}": LONG for n in range(4)} for name in ("compass", "lamp")}}, indent=1),
@@ -95,14 +95,14 @@ CASES = {
     "fields of a record": (
         "".join(f"Name: house {n}\nCity: {LONG} {n}\nWeight: {LONG}, {n} kilograms\n\n" for n in range(4)),
         "2 kilograms",
-        ["Name: house 2"],
+        [f"City: {LONG} 2", "Name: house 2"],
     ),
     "an answer": (
         "".join(
             f"Q: What is the weight of house {n}?\nA: {LONG}. {LONG}. It has {n} tons. {LONG}.\n\n" for n in range(4)
         ),
         "2 tons",
-        ["Q: What is the weight of house 2?"],
+        ["A:", "Q: What is the weight of house 2?"],
     ),
     "after a fence": (
         f"## House\n\n~~~\n# run it\n./bell {LONG}\n```\n## on\n~~~\n{LONG} twice.\n",
@@ -112,7 +112,7 @@ CASES = {
     "in a fence of an item": (
         f"## House\n\n1. Ring it:\n   ````sh\n# run it\n\n./bell {LONG} twice\n```\n# on\n````\n\n# Next\n",
         "twice",
-        ["# run it", "1. Ring it:", "## House"],
+        ["1. Ring it:", "## House"],
     ),
     "after a fence of an item": (
         f"## House\n\n1. Ring it:\n   ```sh\n# run it\n\n./bell {LONG}\n   ```\n{LONG} twice.\n",
@@ -127,32 +127,32 @@ CASES = {
     "the passage after a fence that is cut off": (
         f"Passage 1:\n\n```\n# run it\n\n./bell {LONG}\n\nPassage 2:\n\n{LONG} twice.\n",
         "twice",
-        ["Passage 2:"],
+        ["Passage 2:", "Passage 1:"],
     ),
     "after a comment": (
         f"## House\n\n# License\n# of the bell\n\n# run it\n./bell {LONG}\n\n{LONG} twice.\n",
         "twice",
         ["## House"],
     ),
-    "the second mail": (
-        f"From: Ann\nSubject: Bell\n\n{LONG}.\n\nFrom: Bob\nSubject: Bell\n{LONG} twice.\n",
-        "twice",
-        ["Subject: Bell", "From: Bob"],
+    "a mail": (
+        "".join(f"From: {who}\nSubject: Bell\n\n{LONG} {who}.\n\n" for who in ("Ann", "Bob", "Cid")),
+        "noon Bob",
+        ["From: Bob"],
     ),
-    "a mail after a first field": (
-        f"From: Ann\nSubject: Bell\n{LONG}.\n\nFrom: Bob\nSubject: Bell\n\n{LONG} twice.\n",
-        "twice",
-        ["From: Bob\nSubject: Bell"],
+    "a signature": (
+        "".join(f"{LONG} {who}.\n{LONG}.\n-- {who} Smith, Riga\n\n" for who in ("Ann", "Bob", "Cid", "Dan")),
+        "noon Bob",
+        ["-- Bob Smith, Riga"],
     ),
-    "a mail that begins with another field": (
-        f"From: Ann\nSubject: Bell\n\n{LONG}.\n\nSubject: Bell\nFrom: Bob\n{LONG} twice.\n",
-        "twice",
-        ["From: Bob", "Subject: Bell"],
+    "a name behind a record's other fields": (
+        "".join(f"BEGIN\nKIND: bell\nSAID: {LONG}. {LONG}. {LONG} {n}.\nNAME: house {n}\nEND\n\n" for n in range(9)),
+        "noon 4",
+        ["NAME: house 4"],
     ),
     "after a closed tag": (
         f'<doc id="1">\n{LONG}. {LONG}.\n</doc>\n{LONG} twice. {LONG}.\n',
         "twice",
-        ["</doc>", '<doc id="1">'],
+        [],
     ),
 }
 

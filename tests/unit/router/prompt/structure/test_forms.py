@@ -24,7 +24,7 @@ NAMES = ["Alice Smith", "Bob", "Carol", "Dan"]
 FORMS = {
     "tag": ('<doc id="{n}">\n', "{text}\n</doc>\n"),
     "tag, one line": ('<doc id="{n}">', "{text}</doc>"),
-    "tag with a first child": ("<passage>\n<title>House {n}</title>\n", "<body>\n{text}\n</body>\n</passage>\n"),
+    "tag with a first child": ("<title>House {n}</title>\n", "<body>\n{text}\n</body>\n</passage>\n"),
     "tag with attributes and a first child": (
         '<document index="{n}">\n<source>house_{n}.pdf</source>\n',
         "<document_content>\n{text}\n</document_content>\n</document>\n",
@@ -57,10 +57,14 @@ FORMS = {
     "diff": ("+++ b/src/house_{n}.txt\n", "@@ -1,5 +1,5 @@\n{lines}\n"),
     "speaker": ("{name}:", " {text}\n"),
     "time": ("[00:{n:02d}:00]\n", "{text}\n"),
-    "JSON lines": ('{{"id": "house {n}",', ' "text": "{text}"}}\n'),
+    "JSON lines": ('"id": "house {n}",', ' "text": "{text}"}}\n'),
     "time and speaker": ("[00:{n:02d}:00] {name}:", " {text}\n"),
 }
-BEFORE = {"diff": "diff --git a/src/house_{n}.txt b/src/house_{n}.txt\n--- a/src/house_{n}.txt\n"}
+BEFORE = {
+    "tag with a first child": "<passage>\n",
+    "JSON lines": "{{",
+    "diff": "diff --git a/src/house_{n}.txt b/src/house_{n}.txt\n--- a/src/house_{n}.txt\n",
+}
 
 
 def words(text):
