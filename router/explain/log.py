@@ -48,7 +48,7 @@ Value = TypeVar("Value")
 class KeyShares(Generic[Value]):
     """The latest values by the name of the API key (empty without keys) and a name that a client may choose.
 
-    Beyond `max_bytes`, or `max_values` of the least size, the oldest value of the key that holds most is removed. So no
+    Beyond `max_bytes`, or `max_values` of the least size, the oldest value of the key that holds most is removed, so no
     key removes the values of one that holds less. The names count.
     """
 

@@ -1,9 +1,8 @@
 """Reads a request's body, within limits of size, time and memory, and what the router itself needs of its JSON.
 
-The bodies that a router reads at the same time have a bounded size; beyond it, the slowest one is given up. Reserved
-lengths would let a few clients that declare much and send nothing keep all others out. So only bytes that have arrived
-count, and the body with the fewest bytes per second goes first: a slow client loses its own place, and nobody waits for
-one. Values that nothing behind this could hold are refused before vLLM's app sees them.
+The bodies that a router reads at the same time have a bounded size; beyond it, the one with the fewest bytes per second
+is given up: a slow client loses its own place. Only bytes that have arrived count, because a few clients that declare
+much and send nothing would keep all others out.
 """
 
 import asyncio
@@ -109,8 +108,7 @@ def check_headers(headers: Headers) -> None:
 
 
 async def read_body(headers: Headers, receive: Receive, max_bytes: int, budget: BodyBudget) -> bytes:
-    """The whole body, or its beginning if the client is gone. max_bytes: of this body. budget: of all requests of this
-    router.
+    """The whole body, or its beginning if the client is gone. max_bytes: of this body. budget: of all requests.
 
     Raises RefusedError: 413, 408, 400 for a wrong length, 503 if the body was given up for faster ones.
     """
@@ -194,8 +192,7 @@ def _parsed(body: bytes) -> Any:
 
 
 def _unsendable(value: Any) -> tuple[str, list[str]] | None:
-    """What is wrong with a value that msgpack, JSON or UTF-8 lack, at any depth, and the names of its place, the
-    innermost first; None if all can be sent."""
+    """What is wrong with a value that cannot be sent, at any depth, and the names of its place, the innermost first."""
     if isinstance(value, dict | list):
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             if (fault := _unsendable(item) or (_unsendable(name) if isinstance(name, str) else None)) is not None:

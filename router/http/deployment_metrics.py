@@ -1,7 +1,7 @@
 """`GET /metrics`: vLLM's and Skim's metrics of the whole deployment, whichever router is asked.
 
-One gauge is made of those of all replicas: their sum, the mean of a share, or the one value of what is the same
-everywhere. Counters and histograms keep a series for each replica.
+One gauge is made of those of all replicas: their sum, the mean of a share, or their largest. Counters and histograms
+keep a series for each replica.
 """
 
 import asyncio
@@ -70,9 +70,7 @@ def merged_metrics(expositions: Iterable[Exposition]) -> str:
 
 
 def _merge(name: str) -> Merge:
-    """How the gauges of this name are put together: by the table for Skim's, by their names for vLLM's."""
     if name in METRICS:
         return METRICS[name].merge
-    if name.endswith("_perc"):
-        return "mean"
-    return "max" if name.endswith(("_info", "_state")) else "sum"
+    # vLLM's, by their names.
+    return "mean" if name.endswith("_perc") else "max" if name.endswith(("_info", "_state")) else "sum"

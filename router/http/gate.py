@@ -1,9 +1,9 @@
 """The two ends of a router's life: it answers before its app exists, and closes its connections before it stops.
 
-Without a router replica, Serve's proxy would hold every request without an answer, and a pool can be down for a long
-time. So a router waits for the pools for a limited time only: Serve calls an application running when all replicas have
-started, and KubeRay then moves the traffic to it. Where other routers answer already, as in an update, it would only
-take requests away from them: it then waits without a limit, and its start fails if its app cannot be built.
+Without a router replica, Serve's proxy would hold every request without an answer. So the first router of all waits for
+the pools for a limited time: Serve calls an application running when all replicas have started, and KubeRay then moves
+the traffic to it. Where other routers answer already, as in an update, it would only take requests away from them: it
+then waits without a limit, and its start fails if its app cannot be built.
 
 A client that keeps its connection would come back to an endpoint that has no routers any more.
 """

@@ -40,8 +40,7 @@ _ADMITTED = ("/completions", "/responses", "/messages", "/select")
 class KeyMiddleware:
     """Refuses requests without a valid key (401) or above its limits (429), before anything of them is read.
 
-    vLLM's own middleware guards some path prefixes and leaves others open, among them /invocations and /tokenize. This
-    one guards all paths except the health checks and the metrics, which vLLM leaves open, too.
+    vLLM's own leaves some paths open, among them /invocations and /tokenize. This one guards all but `OPEN_PATHS`.
     """
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
@@ -81,10 +80,8 @@ def _sent_key(headers: Headers) -> str:
 
 
 class SkimMiddleware:
-    """model: the name that spans have. intake: each request passes it.
-
-    What the dispatcher's admission refuses in any case is refused here, before it costs any time.
-    """
+    """Reads what a request asks, and refuses what admission would refuse in any case. model: the name that spans have.
+    intake: each request passes it."""
 
     def __init__(
         self,

@@ -1,16 +1,13 @@
 """Defers a response until its headers are true, and keeps a stream alive that must wait longer.
 
 vLLM starts a stream before it asks the engine, but the headers' values are known with the first token only, and an
-error after the start has no HTTP status of its own. So the start, and what follows it, is held until the first token.
-A later error ends the stream, in the same form on every endpoint.
+error after the start has no HTTP status. So the start, and what follows it, is held until the first token.
 
-A proxy may cut a silent connection. So a stream that is silent for `keep_alive_s` gets a comment, once the request is
-admitted: until then a refusal needs its status. A comment before the first token opens the stream with the headers that
-are known by then; the other values are in `GET /v1/requests/{id}`. vLLM's own keep-alive knows neither /v1/responses
-nor /v1/messages (0.29), nor when a request is admitted.
+A proxy may cut a silent connection. So a silent stream gets a comment, once the request is admitted: until then a
+refusal needs its status. A comment before the first token opens the stream with the headers that are known by then; the
+other values are in `GET /v1/requests/{id}`. vLLM's own keep-alive knows neither /v1/responses nor /v1/messages (0.29).
 
-The usage of an answer gets what the target did not read, where clients of each endpoint look. Only the published forms
-of answers are known, JSON and events of a stream; all other bytes stay as they are.
+The usage of an answer gets what the target did not read, where clients of each endpoint look. All other bytes stay.
 """
 
 import asyncio
@@ -144,7 +141,7 @@ class DeferredResponse:
         return {**message, "body": with_losses(body, path, self._losses, call.edits)}
 
     def _values(self) -> dict[str, str]:
-        """The values of the headers that are known by now. They are reported as soon as they are final."""
+        """The values of the headers that are known by now, reported as soon as they are final."""
         values = dict(self._call.headers())
         if values and not self._reported and (self._call.headers_are_true or self._ended):
             self._reported = True
@@ -192,8 +189,8 @@ def bounded(value: str) -> str:
 def losses_of(call: CallState) -> dict[str, Any]:
     """The fields that are added to the usage of an answer; all its prompts are decided.
 
-    largest_dropped: the role of a chat's messages that lost most tokens; missing if none did. Empty if nothing was
-    dropped and the request has no option of Skim: its answer is then that of a stock server.
+    largest_dropped: the role that lost most tokens of a chat. Empty if nothing was dropped and the request has no
+    option of Skim: its answer is then that of a stock server.
     """
     if not (call.request.options.model_fields_set or any(prompt.dropped_tokens for prompt in call.prompts)):
         return {}

@@ -12,9 +12,7 @@ PROXY_TIMEOUT = "x-envoy-expected-rq-timeout-ms"
 MAX_TIMEOUT_MS = 24 * 60 * 60 * 1000
 
 LATER_REQUESTS = "x-skim-later-requests"
-"""With it a client tells how many requests follow that begin with most of this one's prompt. It replaces the number
-that `router.decision.conversations` expects.
-"""
+"""How many requests follow that begin with most of this one's prompt, in place of what the router expects."""
 MAX_LATER_REQUESTS = 1000
 
 # In the order in which they happen. The rest of the total is the router's own work, or decoding.
@@ -64,9 +62,7 @@ def write_server_timing(parts: Mapping[str, float]) -> str:
 
 
 def add_prefill(timings: dict[str, float], target: Mapping[str, float], elapsed_ms: float) -> None:
-    """Add to `timings` the wait for the first output: the target's queue and prefill time as it reported them in
-    `target`, and transfer (the rest).
-    """
+    """Add to `timings` the wait for the first output: queue and prefill as in `target`, and transfer, the rest."""
     queue, prefill = target.get("queue", 0.0), target.get("prefill", elapsed_ms)
     away = max(0.0, elapsed_ms - prefill - queue)
     timings["queue"] = timings.get("queue", 0.0) + queue

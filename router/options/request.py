@@ -48,16 +48,15 @@ def read_keep(value: Any) -> Keep:
 
 
 def read_wish(value: Any) -> Any:
-    """The value of `enabled`. Raises ValueError for anything else.
+    """The value of `enabled`. Raises ValueError for anything else: pydantic's own error would name a union's members.
 
     `true` leaves it to the router: other systems have the same field for something else, and a client of theirs must
     not force a lossy run.
     """
-    # An error of pydantic's own union would name the members of the union, not the field alone.
-    if value is True:
-        return AUTO
     if value is False or value in (AUTO, ALWAYS):
         return value
+    if value is True:
+        return AUTO
     raise ValueError("must be auto, always, true or false")
 
 
@@ -146,8 +145,8 @@ Options = TypeVar("Options", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Option(Generic[Options]):
-    """One request option. name: its field in the body. aliases: short names for the header. words: what may stand for
-    the field `enabled` besides true and false."""
+    """One request option. name: its field in the body. aliases: short names for the header. words: values of `enabled`
+    that may stand for the whole, besides true and false."""
 
     name: str
     model: type[Options]

@@ -1,7 +1,7 @@
 """Which pools are down: configured to have replicas, and without one for longer than a time limit.
 
-A request waits for a replica that is about to come back. It does not wait for a pool that is down: the router answers
-it at once with what still works. A pool that autoscaling has emptied is not down, also while its first replica starts.
+No request waits for a pool that is down: the router answers at once with what still works. A pool that autoscaling has
+emptied is not down, also while its first replica starts.
 """
 
 import asyncio
@@ -28,19 +28,17 @@ logger = logging.getLogger(__name__)
 PERIOD_S = READ_PERIOD_S
 TIMEOUT_S = 10.0
 """How often Serve's controller is asked, and how long for. While it is away, the last state counts."""
-LONGEST_RETRY_S = 60
+MAX_RETRY_S = 60
 """A client that asks less often would find the pool later than it is back."""
 
 
 class PoolDownError(EngineUnavailableError):
-    """A pool has been without a replica for too long to wait for one.
-
-    down_s: for how long. It is also the best guess for how much longer it stays so, up to LONGEST_RETRY_S.
-    """
+    """A pool has been without a replica for too long to wait for one. down_s: for how long, which is also the best
+    guess for how much longer."""
 
     def __init__(self, message: str, down_s: float = 0.0) -> None:
         super().__init__(message)
-        self.retry_after_s = min(max(1, math.ceil(down_s)), LONGEST_RETRY_S)
+        self.retry_after_s = min(max(1, math.ceil(down_s)), MAX_RETRY_S)
 
 
 class Replicas(NamedTuple):
@@ -51,10 +49,8 @@ class Replicas(NamedTuple):
 
 
 class PoolStates:
-    """The state of each pool. down_after_s: how long an empty pool counts as about to come back. clock: seconds.
-
-    failed_probes: the pools that have failed their start probe (`actors.lifecycle.starts`).
-    """
+    """The state of each pool. down_after_s: how long an empty pool counts as about to come back. failed_probes: the
+    pools that have failed their start probe (`actors.lifecycle.starts`)."""
 
     def __init__(self, down_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._down_after_s, self._clock = down_after_s, clock
@@ -117,10 +113,7 @@ class PoolStates:
 
 
 class ColdStart:
-    """Wakes pools: one call at a time waits for each, and a pool that answers takes requests.
-
-    handles: the pools by name. on_answer: is called with the name of a pool that answered.
-    """
+    """Wakes pools. handles: by name. on_answer: is called with the name of a pool that answered."""
 
     def __init__(self, handles: Mapping[str, DeploymentHandle], on_answer: Callable[[str], None]) -> None:
         self._handles, self._on_answer = handles, on_answer
@@ -128,10 +121,9 @@ class ColdStart:
         self._wishes: defaultdict[tuple[str, ...], set[Admitted]] = defaultdict(set)
 
     def wake_up(self, *pools: str, admitted: Admitted | None = None) -> None:
-        """Let a call wait for each pool: Serve starts a pool that autoscaling emptied when a call waits.
+        """Let one call, for all requests, wait for each pool: Serve then starts a pool that autoscaling emptied.
 
-        admitted: is called if all these pools answer, unless it is forgotten before. Only one such call runs at a time,
-        so that it does not count as load. It serves all waiting requests.
+        admitted: is called if all these pools answer, unless it is forgotten before.
         """
         if admitted is not None:
             self._wishes[pools].add(admitted)
@@ -165,20 +157,17 @@ async def watch_pools(
     states: PoolStates,
     meter: Meter,
 ) -> None:
-    """Note and record every PERIOD_S what `ask` and `probes` report, for ever. Their failures change nothing.
-
-    probes: reports the pools that have failed their start probe.
-    """
-    known: Mapping[str, Replicas] = {}
+    """Note and record every PERIOD_S what `ask` and `probes` report, for ever. Their failures change nothing."""
+    pools: Mapping[str, Replicas] = {}
     while True:
         with suppress(Exception):
             async with asyncio.timeout(TIMEOUT_S):
-                known = await ask()
+                pools = await ask()
         try:
-            states.note(known)
-            for pool, replicas in known.items():
-                meter.record("skim_router_pool_replicas", replicas.configured, pool=pool, state="configured")
-                meter.record("skim_router_pool_replicas", replicas.running, pool=pool, state="running")
+            states.note(pools)
+            for pool, replicas in pools.items():
+                for state, count in replicas._asdict().items():
+                    meter.record("skim_router_pool_replicas", count, pool=pool, state=state)
         except Exception:
             logger.exception("the state of the pools could not be noted; it is tried again")
         with suppress(Exception):

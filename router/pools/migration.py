@@ -1,9 +1,9 @@
 """An answer from as many target replicas as it takes: it goes on at another one when its replica is lost.
 
-The next replica gets the same prompt with the tokens sent so far after it, at their own positions. It prefills them and
-decodes on. So the client sees no gap and no repeated token. Greedy answers stay what they would have been, as far as
-prefill and decode compute the same logits (float32; bfloat16 rounds them differently). So do answers with a seed and
-without drafts: the next replica goes on with the random numbers that would have come.
+The next replica gets the same prompt with the tokens sent so far after it, at their own positions. So the client sees
+no gap and no repeated token. Greedy answers stay what they would have been, as far as prefill and decode compute the
+same logits (float32; bfloat16 rounds them differently). So do answers with a seed and without drafts: the next replica
+goes on with the random numbers that would have come.
 
 The engine is always asked for new tokens only (DELTA); an answer that the client gets as a whole is put together here.
 """
@@ -45,11 +45,8 @@ Attempt = Callable[[GenerateRequest], AsyncGenerator[GenerateOutput, None]]
 
 
 class ReplicaLostError(EngineUnavailableError):
-    """The target replica of a request is lost. cause: died; drained: it stops and has asked for its replacement; or
-    refused: it runs another release, and cannot read the request.
-
-    accepted: whether the replica had confirmed that it has the request.
-    """
+    """The target replica of a request died, drains (it has asked for its replacement), or refuses the request, which it
+    cannot read because it runs another release. accepted: it had confirmed that it has the request."""
 
     def __init__(self, cause: Cause, *, accepted: bool) -> None:
         super().__init__("the target replica of this request died during its answer")
@@ -94,11 +91,11 @@ class _Part:
 
 
 class AnswerRecord:
-    """The n answers of one request: enough to continue one of them, and to tell what the caches hold after it.
+    """The n answers of one request, of which a single one can be continued.
 
-    request: as the dispatcher made it; its `output_kind` is the client's: DELTA, or the whole answer in one output.
-    asked: what an engine gets: the same request with DELTA outputs. hold: called with the number of log probabilities
-    that are added to an answer held here; it may raise an error that ends the request.
+    request: its `output_kind` is the client's: DELTA, or the whole answer in one output. asked: what an engine gets:
+    the same request with DELTA outputs. hold: called with the number of log probabilities that are added to an answer
+    held here; it may raise an error that ends the request.
     """
 
     def __init__(self, request: GenerateRequest, hold: Callable[[int], None] = lambda count: None) -> None:
@@ -122,8 +119,7 @@ class AnswerRecord:
         return all(part.is_finished for part in self._parts)
 
     @property
-    def is_single(self) -> bool:
-        """Whether there is one answer. Several are not continued."""
+    def can_continue(self) -> bool:
         return len(self._parts) == 1
 
     @property
@@ -190,10 +186,9 @@ async def migrate(
 ) -> AsyncGenerator[GenerateOutput, None]:
     """The outputs for the request of `record`, from as many replicas as it takes; `record` grows with them.
 
-    note: called before each change of the replica. received: called with each output of a replica, which is not always
-    one for the client. enabled: False: an answer that has begun is not continued; nor are several answers.
-    Raises DeadlyRequestError, GivenUpError, ReplicaLostError, and what `attempt` raises. Closing the generator aborts
-    the attempt.
+    note: called before each change of the replica. received: called with each output of a replica. enabled: False: an
+    answer that has begun is not continued. Raises DeadlyRequestError, GivenUpError, ReplicaLostError and as `attempt`.
+    Closing the generator aborts the attempt.
     """
     deaths = refusals = handovers = 0  # the last two since the last token
     while True:
@@ -209,7 +204,7 @@ async def migrate(
         except ReplicaLostError as error:
             if record.finished:
                 return
-            if record.begun and not (enabled and record.is_single):
+            if record.begun and not (enabled and record.can_continue):
                 raise
             handovers += error.cause == "drained"  # not the fault of the request
             deaths += error.accepted and error.cause == "died"

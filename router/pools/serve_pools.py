@@ -3,9 +3,7 @@
 With a split target, generation has two legs: a prefill replica prefills the prompt, and a decode replica fetches the KV
 blocks from it. If the first leg fails, the decode replica prefills the prompt itself.
 
-Serve chooses the replica: one that the request's affinity prefers (`router.pools.affinity_router`). Cancelling a call
-here cancels it in the replica. If a target replica is lost, `router.pools.migration` sends the request to another
-one.
+Serve chooses the replica (`router.pools.affinity_router`). Cancelling a call here cancels it in the replica.
 """
 
 import asyncio
@@ -64,11 +62,11 @@ MAX_TOKENS = 10
 
 
 class ServePools:
-    """The pools behind Serve handles. admission_timeout_s: how long a request may wait for a target replica.
+    """The pools behind Serve handles.
 
-    target: None where nothing is answered; prompts are then in the speculator's tokens. states: no call waits for a
-    pool that is down. prefill: the prefill half of a split target; `target` is then the decode half. intake: that of
-    this router. problem: why the speculator pool is not used yet.
+    admission_timeout_s: how long a request may wait for a target replica. target: None where nothing is answered;
+    prompts are then in the speculator's tokens. prefill: the prefill half of a split target; `target` is then the
+    decode half. problem: why the speculator pool is not used yet.
     """
 
     def __init__(
@@ -92,9 +90,8 @@ class ServePools:
         self.problem = Problem()
 
     async def connect(self) -> None:
-        """Wait until an engine answers in each pool, and store its ModelInfo. A speculator that is down joins later.
-
-        A prefill half joins as soon as it answers: until then its decode half does its work.
+        """Wait until an engine answers in each pool, and store its ModelInfo. A speculator that is down joins later. So
+        does a prefill half: until it answers, the decode half does its work.
 
         Raises EngineUnavailableError if a replica dies meanwhile, and SkimError if the models do not fit together.
         """
@@ -159,13 +156,15 @@ class ServePools:
 
     async def select(self, request: SelectRequest, admitted: Admitted = unwatched, answers: bool = True) -> Selection:
         """As Pools.select. No answer could follow a selection for a target that is down, so there is none."""
-        if answers:
-            self._check("target")
-        self._check("speculator")
+        for pool in ("target", "speculator") if answers else ("speculator",):
+            self._check(pool)
         if self.problem.text is not None:
             raise PoolDownError("the speculator pool is not connected yet")
         response = self._call("speculator", "select", request)
-        alarm = asyncio.get_running_loop().call_later(WAKE_AFTER_S, self._wake_target, admitted) if answers else None
+        # Serve then starts an empty target pool now, not after the selection.
+        others = [pool for pool in self._handles if pool != "speculator"]
+        wake_up = partial(self._cold_start.wake_up, *others, admitted=admitted)
+        alarm = asyncio.get_running_loop().call_later(WAKE_AFTER_S, wake_up) if answers else None
         try:
             async with self._states.while_up("speculator"):
                 reply = await anext(response, b"")
@@ -186,10 +185,6 @@ class ServePools:
         """The stream of one replica: one that the request prefers."""
         wish = by_prefix(request.envelope.affinity, request.request_id)
         return self._streaming[pool].options(method_name=method, session_id=wish).remote(encode(request))
-
-    def _wake_target(self, admitted: Admitted) -> None:
-        """Make Serve start an empty target pool now, not after the selection."""
-        self._cold_start.wake_up(*(pool for pool in self._handles if pool != "speculator"), admitted=admitted)
 
     async def end_session(self, session: SessionHandle) -> None:
         replica = self._handles["speculator"].options(method_name="end_session", session_id=where(session.id))
@@ -241,7 +236,10 @@ class ServePools:
         self, pool: str, request: GenerateRequest, admitted: Admitted
     ) -> AsyncGenerator[GenerateOutput, None]:
         """The outputs of one replica of the pool."""
-        request = replace(request, sampling=in_larger_messages(request.sampling, self._message_tokens()))
+        # All answers, also those that come next, then send one message in MESSAGE_MS: one event loop can take it.
+        crowd = self._running + self._intake.waiting
+        tokens = min(int(MESSAGE_MS * crowd / TOKEN_MS), MAX_TOKENS)
+        request = replace(request, sampling=in_larger_messages(request.sampling, tokens))
         response = self._call(pool, "generate", request)
         self._running += 1
         accepted = False
@@ -270,27 +268,20 @@ class ServePools:
             self._running -= 1
             response.cancel()
 
-    def _message_tokens(self) -> int:
-        """All answers, also those that come next, then send one message in MESSAGE_MS: one event loop can take it."""
-        crowd = self._running + self._intake.waiting
-        return min(int(MESSAGE_MS * crowd / TOKEN_MS), MAX_TOKENS)
-
     async def _admitted(self, response: DeploymentResponseGenerator) -> None:
         """Wait until a replica confirms that it has the request. A pool without replicas must not hold it forever."""
+        none_free = "the target pool has no free replica"
         try:
             async with asyncio.timeout(self._admission_timeout_s):
                 first = await anext(response, None)
         except TimeoutError:
             waited = f"after {self._admission_timeout_s:g} s; one may be starting"
-            raise EngineUnavailableError(
-                f"the target pool has no free replica {waited}: try again in a moment"
-            ) from None
+            raise EngineUnavailableError(f"{none_free} {waited}: try again in a moment") from None
         except (BackPressureError, DeploymentUnavailableError):
-            raise EngineUnavailableError("the target pool has no free replica; try again in a moment") from None
+            raise EngineUnavailableError(f"{none_free}; try again in a moment") from None
         if first != ACCEPTED:
-            raise EngineUnavailableError(
-                "the target replica sent an unexpected first message; router and target run different versions"
-            )
+            message = "the target replica sent an unexpected first message; router and target run different versions"
+            raise EngineUnavailableError(message)
 
 
 def _with_prefill(output: GenerateOutput, prefill: GenerateOutput) -> GenerateOutput:

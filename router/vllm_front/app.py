@@ -53,9 +53,7 @@ _READ_BODIES = {
 @dataclass(frozen=True)
 class ServedModel:
     """The target as clients see it. folder: its config and tokenizer. root: its name in /v1/models, no path. names: as
-    clients send them; answers have the first. max_len: tokens of a prompt and its answer. options: of `vllm serve`,
-    those that its front reads, by name.
-    """
+    clients send them; answers have the first. max_len: tokens of a prompt and its answer. options: of vLLM's front."""
 
     folder: str
     root: str
@@ -65,10 +63,7 @@ class ServedModel:
 
 
 async def build_openai_app(
-    dispatcher: Dispatcher,
-    model: ServedModel,
-    settings: RouterConfig,
-    intake: IntakeLock | None = None,
+    dispatcher: Dispatcher, model: ServedModel, settings: RouterConfig, intake: IntakeLock | None = None
 ) -> FastAPI:
     """The HTTP app. intake: as in `SkimMiddleware`. Its `state.metrics` are its FrontMetrics.
 
@@ -101,15 +96,8 @@ async def build_openai_app(
     if keys.wanted:
         app.user_middleware.insert(0, Middleware(KeyMiddleware, keys=keys))
     # Innermost: authentication runs first, and the app's own error responses pass through this middleware.
-    app.user_middleware.append(
-        Middleware(
-            SkimMiddleware,
-            dispatcher=dispatcher,
-            settings=settings,
-            model=model.names[0],
-            intake=intake,
-        )
-    )
+    around = Middleware(SkimMiddleware, dispatcher=dispatcher, settings=settings, model=model.names[0], intake=intake)
+    app.user_middleware.append(around)
     app.middleware_stack = None  # vLLM's SageMaker setup has built the stack; Starlette builds it again with ours
     return app
 

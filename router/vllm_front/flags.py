@@ -105,11 +105,10 @@ def _words(name: str, value: Any, action: argparse.Action | None) -> list[str]:
 
 
 def given_flags(words: Sequence[str], own: Collection[str] = ()) -> tuple[dict[str, Any], frozenset[str]]:
-    """What a command line after `vllm serve` gives: plain values by option name, and the names whose value is vLLM's
-    default.
+    """What a command line after `vllm serve` gives, `--config FILE` included: plain values by option name, and the
+    names whose value is vLLM's default.
 
-    The parser reads `--config FILE` and its abbreviations, too. own: flags of Skim, to propose them for an unknown one.
-    Raises SkimError for what vLLM refuses.
+    own: flags of Skim, to propose them for an unknown one. Raises SkimError for what vLLM refuses.
     """
     root = _Parser(prog="vllm")
     root.own = own
@@ -140,22 +139,19 @@ def _check(args: argparse.Namespace) -> None:
     except (TypeError, ValueError) as error:
         raise _refused(one_line(error).removeprefix("Error: ")) from None
     structured = args.structured_outputs_config
-    for manager, kind, plugins, names in (
-        (ToolParserManager, "tool", [args.tool_parser_plugin], [args.tool_call_parser]),
-        (
-            ReasoningParserManager,
-            "reasoning",
-            [args.reasoning_parser_plugin, structured.reasoning_parser_plugin],
-            [args.reasoning_parser, structured.reasoning_parser],
-        ),
-    ):
-        for plugin in filter(None, plugins):
+    parsers = (
+        (ToolParserManager, "tool", args.tool_parser_plugin, args.tool_call_parser),
+        (ReasoningParserManager, "reasoning", args.reasoning_parser_plugin, args.reasoning_parser),
+        (ReasoningParserManager, "reasoning", structured.reasoning_parser_plugin, structured.reasoning_parser),
+    )
+    for _, kind, plugin, _ in parsers:
+        if plugin:
             # The managers' own methods only log an error.
             with _trying(f"{kind}_parser_plugin {plugin}", *_IMPORTED):
                 import_from_path(Path(plugin).stem, plugin)
-        for name in filter(None, names):
-            if name not in (known := manager.list_registered()):
-                raise SkimError(f"vLLM has no {kind} parser {name!r}; choose one of {', '.join(known)}")
+    for manager, kind, _, name in parsers:
+        if name and name not in (known := manager.list_registered()):
+            raise SkimError(f"vLLM has no {kind} parser {name!r}; choose one of {', '.join(known)}")
     for name in args.middleware:
         with _trying(f"middleware {name}", *_IMPORTED):
             resolve_obj_by_qualname(name)
@@ -177,10 +173,7 @@ def _trying(what: str, problem: str, hint: str) -> Iterator[None]:
 
 def check_late_options(args: argparse.Namespace, client: EngineClient, renderer: OnlineRenderer) -> None:
     """Raise SkimError for a parser that does not fit the model's tokenizer, a chat template that is no Jinja, and for
-    sampling defaults with which no request could run.
-
-    renderer: of the app's state; it has the template in use.
-    """
+    sampling defaults with which no request could run. renderer: of the app's state; it has the template in use."""
     tokenizer = client.renderer.get_tokenizer()
     if name := args.tool_call_parser:
         with _trying(f"the tool parser {name!r}", *_USED):

@@ -38,9 +38,9 @@ def check_front(
 ) -> None:
     """Build a router's app over no pools, and read what the target would read. Raises SkimError for what is refused.
 
-    model: the target's folder or hub name. root, names, front_options: as in ServedModel. engine_options: the target's.
-    pools: options of `vllm serve`, by pool. python_path: the PYTHONPATH of the target's replicas. is_here: the model is
-    on this machine; else the options alone are checked.
+    model: folder or hub name. root, names, front_options: as in ServedModel. engine_options: the target's. pools:
+    options of `vllm serve`, by pool. python_path: the target's PYTHONPATH. is_here: the model is on this machine; else
+    the options alone are checked.
     """
     from router.vllm_front.flags import arguments, check_logits_processors
 
