@@ -14,15 +14,12 @@ from kv_transfer.options import DecodeOptions
 from skim_common.models.info import load_tokenizer, text_config
 from target_service.engine import TargetEngine
 
-CANDIDATES = 20
-"""So many of the most probable next tokens are compared: as many as vLLM shows by default. Fewer if the engine shows
-fewer, but at least FEWEST."""
-FEWEST = 5
+CANDIDATES, FEWEST = 20, 5
+"""Of the most probable next tokens: compared, as many as vLLM shows by default; and those that an engine must show."""
 SAME, OTHER = 0.2, 0.4
 """`_distance` up to which two answers count as one, and from which on as two."""
 SHIFT = 64
 TEXT = "The secret word of the harbour is marble.\nThe secret word of the harbour is"
-"""Two lines, so that the next token is likely."""
 
 Distribution = Mapping[int, float]
 """The probabilities of the most probable next tokens, by token id."""

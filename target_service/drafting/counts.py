@@ -1,9 +1,9 @@
 """How many drafts each request of a batch gets, so that the batch decodes the most tokens per second.
 
-A request gains tokens by the acceptance of its drafts, and all requests of the batch wait for the exchange with the
-drafters and for a longer verification. For each largest count K from 0 to the maximum, a request gets a draft, up to K,
-if its expected tokens are worth more than its share of the verification. The K with the most tokens per second is used,
-the smallest of several. Some steps use another K, to measure again (probes).
+All requests of the batch wait for the exchange with the drafters and for a longer verification. For each largest count
+K from 0 to the maximum, a request gets a draft, up to K, if its expected tokens are worth more than its share of the
+verification. The smallest K with the most tokens per second is used. Some steps use another K, to measure again
+(probes).
 """
 
 from dataclasses import dataclass
@@ -37,8 +37,7 @@ REST = 8
 class PositionAcceptance:
     """For each position, the share of the drafts that were accepted when all drafts before them were accepted.
 
-    most: number of positions. prior: of a request, the rates of all requests of the worker, whose prior is FIRST_RATE.
-    It is read whenever the rates are, so later changes of it count too.
+    prior: of a request, the rates of all requests of the worker, whose prior is FIRST_RATE. Later changes of it count.
     """
 
     def __init__(self, most: int, prior: "PositionAcceptance | None" = None) -> None:
@@ -67,10 +66,9 @@ class PositionAcceptance:
 
 @dataclass(slots=True)
 class Line:
-    """Seconds, base + slope * x, fitted to noisy values one at a time (normalised least mean squares). Both are >= 0.
+    """Seconds, base + slope * x, both >= 0, fitted to noisy values one at a time (normalised least mean squares).
 
-    A value at x = 0 changes the base only, so the slope is not forgotten. at_zero, elsewhere: number of values at x = 0
-    and at x > 0.
+    A value at x = 0 changes the base only. at_zero, elsewhere: number of values at x = 0 and at x > 0.
     """
 
     base: float = 0.0
@@ -95,7 +93,7 @@ class Line:
 
 
 class DraftCounts:
-    """The choice of the draft counts in each step of a worker. most: the largest count.
+    """The choice of the draft counts, at most `most`, in each step of a worker.
 
     step: seconds of a decode step, by the mean number of drafts per request of the batch; without the exchange.
     exchange: seconds that a step waits for drafts, by the largest draft count in it.
@@ -116,10 +114,8 @@ class DraftCounts:
         return self._rest > 0
 
     def choose(self, expected: Float64Array, limits: Int64Array, rows: int) -> Int64Array:
-        """The draft count of each request for the next step, int64 [requests].
-
-        expected: [requests, most]. limits: [requests], the largest allowed counts. rows: requests in the batch, with
-        those that get no drafts.
+        """The draft count of each request for the next step, int64 [requests]. expected: [requests, most]. limits:
+        [requests]. rows: requests in the batch, with those that get no drafts.
         """
         self._planned_wait = None
         allowed: Int64Array = np.minimum(limits, self._most)
@@ -152,8 +148,7 @@ class DraftCounts:
     def exchanged(self, largest: int, seconds: float, *, drafted: bool) -> None:
         """An exchange took `seconds`. largest: the largest count that was asked for, > 0. drafted: drafts came."""
         # The first exchange also connects. One that failed at once does not show what drafts cost.
-        shows_cost = self._connected if drafted else seconds > self.exchange.at(largest)
-        if shows_cost:
+        if self._connected if drafted else seconds > self.exchange.at(largest):
             self.exchange.observe(largest, seconds)
         self._connected |= drafted
         if self._planned_wait is not None:

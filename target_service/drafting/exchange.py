@@ -36,10 +36,9 @@ class _Drafter:
 
 
 class DraftExchange:
-    """The connections to all drafters that the running requests have sessions with.
+    """The connections to the drafters of the running requests. connect: creates the client for an address.
 
-    connect: creates the client for an address. counters: exchanges (messages), and for each reason in FALLBACKS the
-    rows that did not get their drafts.
+    counters: exchanges (messages), and for each reason in FALLBACKS the rows that did not get their drafts.
     """
 
     def __init__(
@@ -84,11 +83,10 @@ class DraftExchange:
         del closed[:-MAX_CLOSED]
 
     def flush(self, busy: Collection[str] | None = None) -> None:
-        """Report ended sessions now, because no message to their drafters is expected soon: each has its place there
-        until then.
+        """Report ended sessions to the drafters that get no message soon, and close connections that are not needed.
 
-        busy: the drafters that running requests have sessions with; the next rows will report to them. A drafter that
-        did not answer last time is left for later. None: no request runs. Connections that are not needed are closed.
+        busy: the drafters that running requests have sessions with. One that did not answer last time is left for
+        later. None: no request runs.
         """
         now = self._clock()
         for address, drafter in list(self._drafters.items()):

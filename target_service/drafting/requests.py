@@ -9,7 +9,6 @@ import numpy as np
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import UNDRAFTED, Drafted, DraftRow
-from kv_transfer.messages import SessionHandle
 from target_service.drafting.counts import DraftCounts, PositionAcceptance
 from target_service.drafting.session import DraftSettings, TargetSession
 
@@ -17,10 +16,8 @@ COUNTS = ("rounds", "drafts", "accepted", "look_ahead", "no_session", "no_draft"
 
 
 class Verified(NamedTuple):
-    """A request that may get drafts, after a step.
-
-    drafts: number of drafts that the step verified. sampled: the accepted drafts and one token. answer: int32 [n], all
-    tokens so far.
+    """A request that may get drafts, after a step. drafts: those that the step verified. sampled: the accepted ones and
+    one token. answer: int32 [n], all tokens so far.
     """
 
     id: str
@@ -40,9 +37,8 @@ class AnswerEnd(NamedTuple):
 @dataclass(slots=True)
 class DraftedRequest:
     """most: the largest draft count. adaptive: False means that it is always used. session: None without a drafter.
-
     temperature, top_m: as in DraftRow, 0 for one-hot drafts. from_drafter: whether the last drafts came from there.
-    chosen: the draft count that the last plan chose; None before the first choice.
+    chosen: by the last plan; None before the first choice.
     """
 
     most: int
@@ -63,10 +59,8 @@ class DraftedRequest:
         return 0 if self.session is None else self.chosen or 0
 
     def room(self, row: Verified) -> int:
-        """How many drafts can still become part of the answer; 0 after its end, which the scheduler sees only later.
-
-        The last token of an answer needs no draft.
-        """
+        """How many drafts can still become part of the answer, whose last token needs none; 0 after its end, which the
+        scheduler sees only later."""
         size = int(row.answer.size)
         if size >= self.end.min_length and not self.end.tokens.isdisjoint(row.sampled):
             return 0
@@ -99,18 +93,20 @@ class DraftedRequests:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def drafters(self) -> set[str]:
-        """The addresses of the drafters of all requests."""
-        return {request.session.address for request in self._requests.values() if request.session is not None}
-
     def get(self, request_id: str) -> DraftedRequest | None:
         return self._requests.get(request_id)
 
+    def drafters(self) -> set[str]:
+        """The addresses of the drafters of all requests."""
+        return {session.address for session in self._sessions()}
+
+    def _sessions(self) -> list[TargetSession]:
+        return [request.session for request in self._requests.values() if request.session is not None]
+
     def begin(self, request_id: str, settings: DraftSettings, end: AnswerEnd, temperature: float, top_m: int) -> None:
-        session = TargetSession(SessionHandle(*settings.session)) if settings.session else None
-        others = (request.session for request in self._requests.values())
-        if session is not None and any(other and other.place == session.place for other in others):
-            session = None
+        session = None
+        if settings.session and settings.session not in [(other.address, other.id) for other in self._sessions()]:
+            session = TargetSession(*settings.session)
         self._requests[request_id] = DraftedRequest(
             min(settings.max_drafts, self._most),
             settings.adaptive,
@@ -130,8 +126,7 @@ class DraftedRequests:
 
     def finish(self, request_id: str) -> TargetSession | None:
         """Remove a request; its session, which ends too."""
-        request = self._requests.pop(request_id, None)
-        return request.session if request is not None else None
+        return request.session if (request := self._requests.pop(request_id, None)) else None
 
     def observe(self, request_id: str, drafts: int, accepted: int) -> None:
         """Record a verification of `drafts` > 0 drafts, of which the first `accepted` were accepted."""

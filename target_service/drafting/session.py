@@ -1,7 +1,4 @@
-"""What a request asks of drafting, and its session on the target's side.
-
-Nothing here waits, and no content of a draft can raise an error.
-"""
+"""What a request asks of drafting, and its session on the target's side. No content of a draft can raise an error."""
 
 from typing import Any, NamedTuple, Self
 
@@ -9,7 +6,7 @@ import numpy as np
 
 from kv_transfer.arrays import Float32Array, Int32Array
 from kv_transfer.drafts import Drafted, DraftRow
-from kv_transfer.messages import GenerateRequest, SessionHandle
+from kv_transfer.messages import GenerateRequest
 from kv_transfer.position_map import Int64Array
 
 DRAFTING = "skim_drafting"
@@ -20,10 +17,8 @@ Q_TOP = 32
 
 
 class DraftSettings(NamedTuple):
-    """Builtins alone, which are cheap to copy.
-
-    max_drafts: the highest K; 0: no drafts. q_top: pairs of q per draft. look_ahead: int32 [N] as bytes, the first
-    drafts. session: address and id.
+    """Builtins alone, which are cheap to copy. max_drafts: the highest K; 0: no drafts. q_top: pairs of q per draft.
+    look_ahead: int32 [N] as bytes, the first drafts. session: address and id.
     """
 
     max_drafts: int
@@ -70,8 +65,8 @@ MAX_REST = 64
 class TargetSession:
     """The session of one request. It rests after answers without drafts: its prompt is not read yet, or it is gone."""
 
-    def __init__(self, session: SessionHandle) -> None:
-        self.address, self.id = self.place = session.address, session.id
+    def __init__(self, address: str, id: str) -> None:
+        self.address, self.id = address, id
         self._acknowledged = 0
         self._left, self._rest = 0, 0
 
@@ -81,7 +76,6 @@ class TargetSession:
         return self._left > 0
 
     def ask(self, answer: Int32Array, drafts: int, temperature: float, top_m: int) -> DraftRow:
-        """The row that asks for `drafts` tokens after `answer`."""
         return DraftRow(self.id, self._acknowledged, answer[self._acknowledged :], drafts, temperature, top_m)
 
     def acknowledge(self, row: DraftRow, *, drafted: bool) -> None:

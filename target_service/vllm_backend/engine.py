@@ -42,17 +42,16 @@ UNCOMPILED = "the structured output cannot be compiled, or allows no text: corre
 
 
 class VllmTarget(TargetEngine):
-    """TargetEngine over vLLM's AsyncLLM (vllm.v1.engine.async_llm). The engine core runs in separate processes.
+    """TargetEngine over vLLM's AsyncLLM (vllm.v1.engine.async_llm), whose core runs in processes of its own.
 
     decode: fields of DecodeOptions, the speculation of requests that do not switch it off; None means method none.
-    draft_model: the folder or hub name of the drafting weights, for those of vLLM's own methods that have weights.
-    draft_channel: keyword arguments of kv_transfer.draft_channel.DraftClient, for method remote (`tls` as a
-    mapping). kv_role: the half of a split target; KV blocks move from `prefill` to `decode`. None for a whole target.
-    kv_host: the address of this node, where the other half finds the blocks. approximate_positions: accept a model with
-    linear-attention or state-space layers. They read the kept tokens as one compact text, so only the attention layers
-    see the original positions. lora_modules: `vllm_hooks.adapters.adapters_of`. stat_loggers: dotted names of classes
-    that receive vLLM's own statistics (vllm.v1.metrics.loggers.StatLoggerBase). engine_options: fields of
-    vllm.engine.arg_utils.AsyncEngineArgs, such as max_model_len, dtype, enforce_eager.
+    draft_model: folder or hub name, for those of vLLM's own methods that have weights. draft_channel: keyword arguments
+    of `kv_transfer.draft_channel.connecting`, for method remote. kv_role: the half of a split target; KV blocks move
+    from `prefill` to `decode`. kv_host: the address of this node, where the other half finds the blocks.
+    approximate_positions: accept a model with linear-attention or state-space layers. They read the kept tokens as one
+    compact text, so only the attention layers see the original positions. lora_modules: as of `adapters_of`.
+    stat_loggers: dotted names of classes that receive vLLM's own statistics (vllm.v1.metrics.loggers.StatLoggerBase).
+    engine_options: fields of vllm.engine.arg_utils.AsyncEngineArgs.
 
     Raises ModelError for a folder or model that cannot be used, SkimError if the engine does not start.
     """
@@ -76,12 +75,8 @@ class VllmTarget(TargetEngine):
         stat_loggers: Sequence[str] = (),
         **engine_options: Any,
     ) -> None:
-        info = inspect_model(
-            model,
-            engine="vllm",
-            max_model_len=engine_options.get("max_model_len"),
-            overrides=engine_options.get("hf_overrides"),
-        )
+        length, overrides = engine_options.get("max_model_len"), engine_options.get("hf_overrides")
+        info = inspect_model(model, engine="vllm", max_model_len=length, overrides=overrides)
         # Always set, because vLLM's default for longrope models is the original maximum.
         engine_options["max_model_len"] = info.max_model_len
         self.decode = checked_decode(decode)
@@ -113,11 +108,10 @@ class VllmTarget(TargetEngine):
         return self._counts
 
     async def prepare(self) -> None:
-        """As TargetEngine.prepare: loads the adapters."""
         await load_adapters(self._engine, self._adapters)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-        """As TargetEngine.generate. Decode method remote uses the look-ahead tokens and the session."""
+        """As TargetEngine.generate."""
         sampling = self._sampling_params(request)
         args = dict(request.engine_args)
         adapter = args.pop(ADAPTER, None)
@@ -199,11 +193,9 @@ class VllmTarget(TargetEngine):
         return dict(self._counts.transfer) if self._kv_role == "decode" else {}
 
     async def stats(self) -> dict[str, Any]:
-        """See `TargetEngine.stats`: `decode_stats` and `transfer_stats`."""
         return {**await self.decode_stats(), **self.transfer_stats()}
 
     def metric_families(self) -> list[Metric]:
-        """As Engine.metric_families: vLLM's own metrics (vllm.v1.metrics.loggers)."""
         return [family for family in get_prometheus_registry().collect() if family.name.startswith("vllm:")]
 
     async def check_health(self) -> None:
@@ -214,7 +206,6 @@ class VllmTarget(TargetEngine):
             raise EngineUnavailableError("the target engine is dead; restart it") from e
 
     async def sign_of_life(self) -> None:
-        """As TargetEngine.sign_of_life: a call to every rank, through the engine core."""
         await self._engine.collective_rpc(SIGN_OF_LIFE)
 
     def close(self) -> None:

@@ -43,13 +43,13 @@ def speculation_options(
 ) -> dict[str, Any]:
     """The engine options that make vLLM speculate with `decode.method`; {} for method none.
 
-    options: the engine's other options. Their `speculative_config` is merged into the result, for example ngram's
-    prompt_lookup_max. Raises SkimError for a draft model that is missing or cannot be had.
+    options: the engine's other options, of which `speculative_config` is merged into the result. Raises SkimError for a
+    draft model that is missing or cannot be had.
     """
     if decode.method == "none":
         return {}
     config: dict[str, Any] = {"method": decode.method, "num_speculative_tokens": decode.max_draft_tokens}
-    added: dict[str, Any] = {}
+    added = {}
     if decode.method == "remote":
         config |= {"method": "custom_class", "model": PROPOSER}
         added["additional_config"] = {**(options.get("additional_config") or {}), CHANNEL: dict(draft_channel or {})}
@@ -118,8 +118,7 @@ def start_engine(
 ) -> AsyncLLM:
     """An engine for the model in folder `model`. options: fields of AsyncEngineArgs. Classes are dotted names.
 
-    approximate_positions: accept a model with layers that cannot see restored positions.
-    stat_loggers: factories of loggers that receive the engine's statistics, in addition to vLLM's own.
+    approximate_positions, stat_loggers: as of `VllmTarget`; factories in place of names.
     Raises ModelError for a model whose positions cannot be restored, SkimError for every other failure.
     """
     check_options("target", options)
@@ -134,16 +133,17 @@ def start_engine(
     with remote_drafts_config() if method == "custom_class" else nullcontext():
         config = engine_config(refusal, **{**ours, **options})
     stages = config.parallel_config.pipeline_parallel_size
-    if config.speculative_config and not config.use_v2_model_runner and stages > 1:
+    speculates = config.speculative_config and config.speculative_config.method
+    if speculates and not config.use_v2_model_runner and stages > 1:
         raise SkimError(
             f"{refusal}: with pipeline_parallel {stages} vLLM drafts only in its V2 model runner, which does not run"
-            f" {config.speculative_config.method} here; set decode.method to none"
+            f" {speculates} here; set decode.method to none"
         )
-    if config.speculative_config and config.model_config.is_hybrid and current_platform.is_cpu():
+    if speculates and config.model_config.is_hybrid and current_platform.is_cpu():
         # vLLM's kernels on CPU know no states before a rejected draft, so all later tokens would be wrong.
         raise SkimError(
-            f"{refusal}: decode method {config.speculative_config.method} needs a GPU for a model with linear attention"
-            " or a state space, and there is none; set decode.method to none"
+            f"{refusal}: decode method {speculates} needs a GPU for a model with linear attention or a state space, and"
+            " there is none; set decode.method to none"
         )
     _check_model(model, config.model_config)
     _check_compact_layers(model, config.model_config, approximate_positions)
@@ -184,17 +184,13 @@ def _check_model(model: str, config: ModelConfig) -> None:
 def _check_compact_layers(model: str, config: ModelConfig, approximate_positions: bool) -> None:
     """Refuse layers that do not see the original positions of a kept prompt, unless the user accepts them."""
     if config.is_hybrid or config.is_attention_free:
+        layers = f"{model} has linear-attention or state-space layers, which read the kept tokens as one compact text"
         if not approximate_positions:
             raise ModelError(
-                f"model {model} has linear-attention or state-space layers, which read the kept tokens as one compact"
-                " text without original positions; set target.engine_options.approximate_positions to true to accept"
-                " this, and measure the quality with skim eval"
+                f"model {layers} without original positions; set target.engine_options.approximate_positions to true to"
+                " accept this, and measure the quality with skim eval"
             )
-        _log.warning(
-            "target %s has linear-attention or state-space layers: they read the kept tokens as one compact text,"
-            " without original positions",
-            model,
-        )
+        _log.warning("target %s, without original positions", layers)
     if config.get_sliding_window() is not None:
         _log.warning(
             "target %s has sliding-window layers: a window counts kept tokens, so it reaches further back than in the"

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from kv_transfer.drafts import Drafted, DraftReply, DraftRequest, DraftRow
-from kv_transfer.messages import SessionHandle
 from target_service.drafting.exchange import FORGET_AFTER_S, DraftExchange
 from target_service.drafting.session import TargetSession
 
@@ -45,7 +44,7 @@ def exchange(clients: dict[str, ScriptedClient]) -> DraftExchange:
 
 
 def request(address: str = "a:1", id: str = "s") -> tuple[TargetSession, DraftRow]:
-    session = TargetSession(SessionHandle(address, id))
+    session = TargetSession(address, id)
     return session, session.ask(ANSWER, 3, 0.0, 0)
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 
 from kv_transfer.arrays import Int32Array
-from kv_transfer.messages import SessionHandle
 from target_service.drafting.session import TargetSession
 
 
@@ -12,7 +11,7 @@ def ids(*values: int) -> Int32Array:
 
 
 def session() -> TargetSession:
-    return TargetSession(SessionHandle("here:1", "s"))
+    return TargetSession("here:1", "s")
 
 
 def test_each_row_holds_the_new_tokens() -> None:
