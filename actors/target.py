@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 
 import ray
 from prometheus_client import Metric
@@ -18,6 +17,7 @@ from kv_transfer.codec import decode, encode
 from kv_transfer.messages import ACCEPTED, GenerateRequest
 from kv_transfer.reply_pieces import pieces
 from skim_common.deadline import Deadline
+from skim_common.engine_options import adapter_paths
 from target_service.engine import TargetEngine, create_engine
 from target_service.start_probe import CANDIDATES, find_failure
 
@@ -39,7 +39,8 @@ class TargetActor(PoolActor):
         self._prefills = options.get("kv_role") == "prefill"
         async with self._start("prefill" if self._prefills else "target", settings, group):
             if settings.engine != "mock":
-                models = [settings.model, options.get("draft_model"), *_adapters(options.get("lora_modules"))]
+                adapters = adapter_paths(options.get("lora_modules") or ()).values()
+                models = [settings.model, options.get("draft_model"), *adapters]
                 await fetch_on_nodes(group, filter(None, models))
             with ray_for_ranks(group):
                 self._engine = create_engine(
@@ -78,12 +79,3 @@ class TargetActor(PoolActor):
         """As PoolActor.engine_metrics. The decoding half of a split target counts the requests of both."""
         families = [family for family in self._engine.metric_families() if family.name not in OF_CLIENTS]
         return named(families, QUEUES) if self._prefills else families
-
-
-def _adapters(lora_modules: Any) -> list[str]:
-    """The folders or hub names of the adapters in the option of this name."""
-    if not lora_modules:
-        return []
-    from vllm_hooks.adapters import paths_of  # imports vLLM
-
-    return list(paths_of(lora_modules).values())

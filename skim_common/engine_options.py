@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -13,10 +13,10 @@ from skim_common.errors import SkimError
 def named_engine(
     kind: str, short: Mapping[str, str], base: type, model: str, tensor_parallel: int, options: Mapping[str, Any]
 ) -> Any:
-    """Start the engine `kind`: a short name, or a class as `package.module:Class`. Its module is imported only now.
+    """Start the engine `kind`: one of the short names, or a class as `package.module:Class`, imported only now.
 
-    short: places by short name. base: the class that it must name as a base. options: keyword arguments of the class.
-    Raises SkimError for an unknown kind or option, and what the class raises.
+    base: which it must be a subclass of. options: keyword arguments of the class. Raises SkimError for an unknown kind
+    or option, and what the class raises.
     """
     what = base.__name__.removesuffix("Engine").lower()
     module, colon, attribute = short.get(kind, kind).partition(":")
@@ -39,15 +39,28 @@ def named_engine(
 
 
 def read_adapter(module: Any) -> Any:
-    """An entry of `lora_modules` as a mapping with name and path; vLLM also takes `name=path`, and JSON text.
-
-    What is none of these stays as it is.
-    """
+    """An entry of `lora_modules` as a mapping with name and path: also of `name=path`, and of JSON text (vLLM's
+    `LoRAModulePath`). What is none of these stays as it is."""
     module = from_json(module)
     if isinstance(module, str) and "=" in module:
         name, _, path = module.partition("=")
         return {"name": name, "path": path}
     return module
+
+
+def adapter_paths(modules: Iterable[Any]) -> dict[str, str]:
+    """The folders and hub names of the adapters of `lora_modules`, by name. Raises SkimError for an entry that is none,
+    and for a name that occurs twice."""
+    paths: dict[str, str] = {}
+    for module in modules:
+        read = read_adapter(module)
+        name, path = (read.get("name"), read.get("path")) if isinstance(read, Mapping) else ("", "")
+        if not (isinstance(name, str) and isinstance(path, str) and name and path):
+            raise SkimError(f"lora_modules: {module!r} is no adapter; write name=path")
+        if name in paths:
+            raise SkimError(f"lora_modules has two adapters with the name {name!r}; rename one")
+        paths[name] = path
+    return paths
 
 
 def from_json(value: Any) -> Any:

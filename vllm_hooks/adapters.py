@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from skim_common.engine_options import read_adapter
+from skim_common.engine_options import adapter_paths
 from skim_common.errors import ModelError, SkimError, one_line
 from skim_common.models.source import local_folder
 
@@ -30,15 +30,12 @@ RANKS: tuple[int, ...] = get_args(MaxLoRARanks)
 def adapters_of(
     modules: Sequence[str | Mapping[str, Any]], taken: Iterable[str] = (), *, weights: bool = True
 ) -> dict[str, LoRARequest]:
-    """By name, with a local folder. Files of a hub name are downloaded, unless they are in the cache.
+    """By name, with a local folder; all replicas number them alike.
 
-    modules: `name=path`, or a mapping or JSON text with name and path (vLLM's `LoRAModulePath`). taken: names that no
-    adapter may have, because the model has them. weights: whether to download the weights of hub names, too.
-
-    All replicas number the adapters alike. Raises SkimError for an entry that cannot be read, or a name that is taken
-    or occurs twice, and ModelError for an adapter whose files are missing or cannot be had.
+    modules: as of `adapter_paths`. taken: names of the model. weights: whether to download the weights of hub names,
+    too. Raises SkimError as `adapter_paths` and for a name that is taken, ModelError for files that cannot be had.
     """
-    paths = paths_of(modules)
+    paths = adapter_paths(modules)
     if shared := sorted(paths.keys() & set(taken)):
         raise SkimError(f"lora_modules has an adapter with the name of the model, {shared[0]!r}; rename one")
     return {
@@ -47,22 +44,7 @@ def adapters_of(
     }
 
 
-def paths_of(modules: Sequence[str | Mapping[str, Any]]) -> dict[str, str]:
-    """By name, as in the list: folders and hub names. Raises SkimError as `adapters_of`."""
-    paths: dict[str, str] = {}
-    for module in modules:
-        read = read_adapter(module)
-        name, path = (read.get("name"), read.get("path")) if isinstance(read, Mapping) else ("", "")
-        if not (isinstance(name, str) and isinstance(path, str) and name and path):
-            raise SkimError(f"lora_modules: {module!r} is no adapter; write name=path")
-        if name in paths:
-            raise SkimError(f"lora_modules has two adapters with the name {name!r}; rename one")
-        paths[name] = path
-    return paths
-
-
 def _folder(name: str, path: str, weights: bool) -> str:
-    """The local folder of the adapter; without `weights`, that of a hub name has only the small files."""
     try:
         folder = local_folder(str(Path(path).expanduser()), weights=weights)
     except ModelError as error:
@@ -76,9 +58,8 @@ def lora_options(adapters: Mapping[str, LoRARequest], options: Mapping[str, Any]
     """What an engine with these adapters needs beside `options`: fields of vLLM's AsyncEngineArgs.
 
     The engine's memory holds all adapters, so that none is read again while requests run. Without `max_lora_rank` in
-    the options, the adapters' own ranks decide. On CPU there is a slot more than adapters, and it stays empty. vLLM
-    gives a token without an adapter the slot -1 (vllm.lora.punica_wrapper.utils), which its kernels leave out, but its
-    CPU build takes for the last one. Raises ModelError for an adapter whose config cannot be read.
+    the options, the adapters' own ranks decide. On CPU a slot more than adapters stays empty: vLLM's CPU build takes
+    the slot -1 of a token without an adapter for the last one. Raises ModelError for a config that cannot be read.
     """
     if not adapters:
         return {}

@@ -3,7 +3,7 @@ its logger."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from logging.handlers import MemoryHandler
 from typing import Any
@@ -64,7 +64,6 @@ def set_version(deployment: serve.Deployment, version: str) -> None:
     """Call it before `bind`, which copies the deployment. Serve keeps replicas of the same version.
 
     For an application that is run from Python, Serve's own version is random: any change would restart every engine.
-    Its public option `version` has been removed.
     """
     deployment._version = version
 
@@ -93,12 +92,8 @@ def init_with_own_loop(handle: DeploymentHandle) -> None:
 
 
 def forget_earlier_serve() -> None:
-    """Drop what Serve keeps in this process of the Serve of an earlier Ray.
-
-    Serve keeps its client by the id of Ray's job, and the first job of each Ray has the same id. A second deployment in
-    one process would wait for the dead controller of the first one, for ever. The public `serve.shutdown` asks that
-    controller first.
-    """
+    """Drop what Serve keeps in this process of the Serve of an earlier Ray. It keeps its client by the id of Ray's job,
+    and the first job of each Ray has the same id; the public `serve.shutdown` would wait for the dead controller."""
     _disconnect()
 
 
@@ -108,22 +103,20 @@ def running_http_options() -> Any:
     return None if client is None else client.http_config
 
 
-def draining_of(app: ASGIApp) -> Callable[[], bool]:
-    """Whether Serve's proxy drains. app: the proxy, in middlewares of Serve's own."""
+def draining_of(app: ASGIApp) -> Any:
+    """A function that says whether Serve's proxy drains. app: the proxy, in middlewares of Serve's own."""
     proxy: Any = app
     while not hasattr(proxy, "_is_draining"):
         proxy = proxy._app
-    drains: Callable[[], bool] = proxy._is_draining
-    return drains
+    return proxy._is_draining
 
 
 @contextmanager
 def kept_log_file() -> Iterator[None]:
     """Serve's log file stays in use although something that is imported in this context configures logging.
 
-    vllm.logger calls `logging.config.dictConfig`, which closes every handler of the process. Serve's MemoryHandler then
-    has no target: nothing is logged any more, and Serve's controller, when it restarts, cannot ask for the file's name
-    (`get_component_logger_file_path`) and stops a healthy replica.
+    vllm.logger calls `logging.config.dictConfig`, which closes every handler of the process. Without the target of its
+    MemoryHandler, Serve logs nothing, and its controller, when it restarts, stops a healthy replica.
     """
     buffers = [h for h in logging.getLogger(LOGGER).handlers if isinstance(h, MemoryHandler)]
     targets = [(buffer, buffer.target) for buffer in buffers]
