@@ -18,12 +18,10 @@ from hashlib import sha256
 from urllib.parse import quote
 
 import ray
-from ray import serve
-from ray.serve.exceptions import RayServeException
 
 from actors.lifecycle.watch import KILL_TIMEOUT_S, end_process
 from actors.ray_hooks.ray_core import kv_delete, kv_get, kv_keys, kv_put
-from actors.ray_hooks.serve import actor_lives
+from actors.ray_hooks.serve import actor_lives, this_replica
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +42,8 @@ STARTS, PROBES = "skim-failed-starts-", "skim-failed-probes-"
 def gc_frozen() -> Iterator[None]:
     """Switch garbage collection off inside the block, and exclude the objects made there from later collections.
 
-    The import of vLLM creates very many objects. Collections during the import take a large part of its time, and a
-    full collection while the replica serves would stop it for as long. The router's HTTP app has 47,000 more, and a
-    full collection of those takes 70 ms.
+    Collections take a large part of the import of vLLM, and a full one while the replica serves would stop it for as
+    long: 70 ms for the 47,000 objects of the router's HTTP app alone.
     """
     gc.disable()
     try:
@@ -63,7 +60,8 @@ async def retried_start(pool: str, *settings: object, limit_s: float | None) -> 
     Serve 2.60 starts a replica again at once, for ever, and waits for one that hangs, for ever. A start that takes
     longer than `limit_s` ends the process, so that Serve starts another one. None, and outside Ray: no limit.
     """
-    starts = FailedStarts(_application(), pool, settings)
+    replica = this_replica()
+    starts = FailedStarts(replica.app_name if replica else "", pool, settings)
     if failures := starts.in_a_row():
         pause = min(2.0 ** (failures - 1), MAX_PAUSE_S)
         logger.warning("the %s pool failed to start %d times in a row; it starts again in %g s", pool, failures, pause)
@@ -81,14 +79,6 @@ async def retried_start(pool: str, *settings: object, limit_s: float | None) -> 
     finally:
         limit.cancel()
     starts.succeeded()
-
-
-def _application() -> str:
-    """The name of the application whose replica this process is; empty outside Serve."""
-    try:
-        return str(serve.get_replica_context().app_name)
-    except RayServeException:
-        return ""
 
 
 def _end_late_start(starts: "FailedStarts", pool: str, limit_s: float) -> None:
@@ -122,8 +112,8 @@ class FailedStarts:
 
     def failed(self, error: Exception) -> None:
         """Note one more failure."""
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        start = FailedStart(self.in_a_row() + 1, lines[-1].strip()[:MAX_REASON_CHARS], time.time())
+        *_, reason = type(error).__name__, *str(error).strip().splitlines()
+        start = FailedStart(self.in_a_row() + 1, reason.strip()[:MAX_REASON_CHARS], time.time())
         kv_put(self._key, json.dumps(asdict(start)))
 
     def succeeded(self) -> None:

@@ -32,14 +32,11 @@ SHARE = 10
 
 
 class Heartbeat:
-    """Tells an engine that hangs from one that is busy: only the first one leaves a call unanswered.
+    """Tells an engine that hangs from one that is busy, which answers a call between two of its steps.
 
-    A stopped process (SIGSTOP), a kernel that does not end, or a collective operation whose partner is away: the
-    engine's processes live, so nothing else sees it. A busy engine answers between two of its steps. Only the time that
-    this process has seen counts: if it was itself stopped, an answer may wait to be read.
-
-    ask: returns once the engine has answered. An error is an answer: the engine's own health says what it means.
-    limit_s: an engine without an answer for so long hangs. clock: seconds.
+    An engine hangs with a stopped process (SIGSTOP), a kernel that does not end, or a collective operation whose
+    partner is away: its processes live, so nothing else sees it. Only the time that this process has seen counts: if it
+    was itself stopped, an answer may wait to be read.
     """
 
     def __init__(
@@ -48,6 +45,8 @@ class Heartbeat:
         limit_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """ask: returns once the engine has answered. An error is an answer: the engine's own health says what it means.
+        limit_s: an engine without an answer for so long hangs."""
         self._ask, self._limit_s, self._clock = ask, limit_s, clock
         self._silent_s, self._looked_at = 0.0, clock()
         self._call: asyncio.Task[None] | None = None
@@ -71,15 +70,11 @@ class Heartbeat:
 
 
 class EngineWatch:
-    """Ends the replica's process when its engine dies or hangs, so that Serve starts another one at once.
+    """Ends the replica's process when its engine dies or hangs: callers leave a dead replica at once, and Serve starts
+    another one. Outside Ray nothing is watched.
 
-    Callers then see a dead replica, which they leave at once, and not one that refuses each request until Serve's
-    health checks have failed often enough. Outside Ray nothing is watched.
-
-    hung_after_s: an engine that gives no sign of life for so long hangs.
     group: the replica's placement group, if its ranks are on several nodes. The replica then also ends when it loses
-    one of these nodes. Serve removes the group with the replica, which ends the ranks on the other nodes, and makes a
-    new group for the next replica.
+    one of these nodes. Serve removes the group with the replica, which ends the ranks on the other nodes.
     """
 
     def __init__(

@@ -11,24 +11,22 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from prometheus_client import Metric, generate_latest
-from ray import serve
-from ray.serve.exceptions import RayServeException
+
+from actors.ray_hooks.serve import this_replica
 
 VLLM = "vllm:"
 """The prefix of vLLM's names."""
 
-OF_CLIENTS = frozenset(
-    {
-        "vllm:time_to_first_token_seconds",
-        "vllm:e2e_request_latency_seconds",
-        "vllm:prompt_tokens",
-        "vllm:request_prompt_tokens",
-    }
-)
+OF_CLIENTS = {
+    "vllm:time_to_first_token_seconds",
+    "vllm:e2e_request_latency_seconds",
+    "vllm:prompt_tokens",
+    "vllm:request_prompt_tokens",
+}
 """vLLM's metrics of what a client sends and waits for. A target engine sees the kept tokens and a part of the wait, so
 the routers count these."""
 
-QUEUES = frozenset({"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:num_requests_waiting_by_reason"})
+QUEUES = {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:num_requests_waiting_by_reason"}
 """vLLM's gauges of requests that an engine, or a router before it, has at this moment."""
 
 Labels = tuple[tuple[str, str], ...]
@@ -44,7 +42,8 @@ class Exposition(NamedTuple):
 
 def expose(families: Iterable[Metric], model_name: str) -> Exposition:
     """The families of this process. model_name: replaces vLLM's label, which is a path in a pool."""
-    replica = _replica()
+    serving = this_replica()
+    replica = serving.replica_id.unique_id if serving else "local"
     counts, gauges = [], []
     for family in families:
         if family.type == "gauge":
@@ -63,13 +62,6 @@ def exposed(families: Iterable[Metric]) -> str:
 def named(families: Iterable[Metric], names: Collection[str]) -> list[Metric]:
     """The families with these names."""
     return [family for family in families if family.name in names]
-
-
-def _replica() -> str:
-    try:
-        return serve.get_replica_context().replica_id.unique_id
-    except RayServeException:  # outside Serve, in tests
-        return "local"
 
 
 def _of_model(labels: dict[str, str], model_name: str) -> dict[str, str]:

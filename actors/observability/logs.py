@@ -6,10 +6,7 @@ deployment, the replica and the request's id, which Serve forwards from the rout
 
 import logging
 
-from ray import serve
-from ray.serve.exceptions import RayServeException
-
-from actors.ray_hooks.serve import LOGGER
+from actors.ray_hooks.serve import LOGGER, this_replica
 
 PACKAGES = ("actors", "kv_transfer", "router", "skim_common", "speculator_service", "target_service", "vllm_hooks")
 
@@ -26,9 +23,7 @@ def log_through_serve() -> None:
 
     A line that cannot be written is lost, and says nothing of that on stderr.
     """
-    try:
-        serve.get_replica_context()
-    except RayServeException:
+    if this_replica() is None:
         return
     # Serve sends stderr to its log. A line that the disk has no room for would be reported there, and so without end.
     logging.raiseExceptions = False

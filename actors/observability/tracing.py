@@ -150,12 +150,9 @@ def _request_id(span: Span) -> str | None:
 
 def _resource(service_name: str) -> dict[str, str]:
     """The resource attributes: in a Serve replica, a service name such as `skim-target` and the replica's id."""
-    from ray import serve
-    from ray.serve.exceptions import RayServeException
+    from actors.ray_hooks.serve import this_replica
 
-    try:
-        replica = serve.get_replica_context()
-    except RayServeException:
+    if (replica := this_replica()) is None:
         return {"service.name": service_name}
     return {
         "service.namespace": service_name,

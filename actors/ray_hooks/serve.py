@@ -12,11 +12,20 @@ import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-from ray.serve.context import _disconnect, _get_global_client
+from ray.serve.context import ReplicaContext, _disconnect, _get_global_client
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 LOGGER = "ray.serve"
+
+
+def this_replica() -> ReplicaContext | None:
+    """The replica that this process is; None outside Serve."""
+    try:
+        return serve.get_replica_context()
+    except RayServeException:
+        return None
 
 
 async def replies_of_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: float) -> list[Any]:

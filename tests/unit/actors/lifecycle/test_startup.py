@@ -71,7 +71,7 @@ async def test_other_settings_start_without_a_pause(in_ray):
 
 
 async def test_a_failure_is_noted_for_the_replicas_own_application(in_ray, monkeypatch):
-    monkeypatch.setattr(startup.serve, "get_replica_context", lambda: SimpleNamespace(app_name="second"))
+    monkeypatch.setattr(startup, "this_replica", lambda: SimpleNamespace(app_name="second"))
     with pytest.raises(RuntimeError):
         await start("wrong", fails=True)
     assert last_failed_start("second", "target").failures == 1
