@@ -95,15 +95,15 @@ def cache_cost(text: Any) -> CacheCost:
     MHA and GQA keep a key and a value per KV head (arXiv 2305.13245). MLA keeps one latent vector and one rotary key
     for all heads (arXiv 2405.04434, section 2.1). Raises AttributeError for a config without these names.
     """
+
+    def numbers(layer: Any) -> int:
+        if rank := getattr(layer, "kv_lora_rank", None):
+            return int(rank + layer.qk_rope_head_dim)
+        return 2 * _kv_heads(layer) * _head_size(layer)
+
     kinds = _layer_types(text)
-    full, windowed = _by_reach([_cached_numbers(layer) for layer in _layers(text, kinds)], kinds)
+    full, windowed = _by_reach([numbers(layer) for layer in _layers(text, kinds)], kinds)
     return CacheCost(full, windowed, _window(text) * bool(windowed))
-
-
-def _cached_numbers(layer: Any) -> int:
-    if rank := getattr(layer, "kv_lora_rank", None):
-        return int(rank + layer.qk_rope_head_dim)
-    return 2 * _kv_heads(layer) * _head_size(layer)
 
 
 def kv_head_count(text: Any) -> int:
@@ -120,11 +120,10 @@ def _layers(text: Any, kinds: Sequence[str]) -> Sequence[Any]:
     return list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text] * len(kinds)
 
 
-def _by_reach(costs: Sequence[int], kinds: Sequence[str]) -> tuple[int, int]:
+def _by_reach(costs: Sequence[int], kinds: Sequence[str]) -> list[int]:
     """The costs of all layers with full attention, and of those with a window."""
     pairs = list(zip(costs, kinds, strict=True))
-    full, windowed = (sum(cost for cost, kind in pairs if kind in these) for these in (FULL, WINDOWED))
-    return full, windowed
+    return [sum(cost for cost, kind in pairs if kind in reach) for reach in (FULL, WINDOWED)]
 
 
 def _window(text: Any) -> int:
@@ -144,9 +143,8 @@ def _layer_types(text: Any) -> Sequence[str]:
 
 
 def _mixer(text: Any, kind: str) -> tuple[int, int]:
-    """As `_attention`. Models with gated delta nets (arXiv 2412.06464) have a gate beside the queries, in both types of
-    layers. A delta net has queries, keys and values of its own sizes, two numbers per head, and no pairs.
-    """
+    """As `_attention`. Models with gated delta nets (arXiv 2412.06464) have a gate beside the queries in all layers. A
+    delta net has queries, keys and values of its own sizes, two numbers per head, and no pairs."""
     if not hasattr(text, "linear_num_value_heads"):
         return _attention(text)
     if kind != "linear_attention":

@@ -23,9 +23,8 @@ class ModelInfo:
     """A pool's model, as reported at start.
 
     path: a folder or a hub name. fingerprint: hex SHA-256 of the tokenizer's whole vocabulary. max_model_len: the
-    engine's limit for prompt plus answer. max_position: the number of positions of the model (`position_count`).
-    read_cost: what it costs to read. cache_tokens: tokens that the engine's prefix cache can hold; 0 without one.
-    has_head_profile: whether a speculator can score by retrieval heads; without, `scoring: heads` scores by attention.
+    engine's limit for prompt plus answer. max_position: as of `position_count`. cache_tokens: tokens that the engine's
+    prefix cache can hold; 0 without one. has_head_profile: whether a speculator can score by retrieval heads.
     gain_over_words: the share of people's evidence that its heads keep more than words alone; None if not measured.
     """
 
@@ -54,9 +53,8 @@ TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "tekken.json", "*.tik
 def inspect_model(
     path: str, *, engine: str, max_model_len: int | None = None, overrides: Mapping[str, Any] | None = None
 ) -> ModelInfo:
-    """The facts of a model, for a pool that runs it with `engine`.
+    """The facts of a model, a folder or a hub name, for a pool that runs it with `engine`.
 
-    path: a folder or a hub name (`skim_common.models.source`).
     max_model_len: limit for prompt plus answer; the default is the model's number of positions (`position_count`).
     overrides: attributes in place of those of config.json, as vLLM's option `hf_overrides`.
     Raises ModelError if the folder holds no usable causal language model, or if max_model_len exceeds its positions.
@@ -73,8 +71,7 @@ def inspect_model(
             )
     config = _load_config(folder, raw)
     _override(config, overrides or {})
-    text = config.get_text_config()
-    architecture = _causal_architecture(folder, raw)
+    text, architecture = config.get_text_config(), _causal_architecture(folder, raw)
     max_position = position_count(text)
     if not max_position:
         raise ModelError(
@@ -86,14 +83,13 @@ def inspect_model(
             f" (max_position_embeddings, with the RoPE scaling of config.json), not {max_model_len!r}"
         )
     vocabulary: dict[str, int] = load_tokenizer(path).get_vocab()
+    words = json.dumps([len(vocabulary), sorted(vocabulary.items())])
     return ModelInfo(
         path=path,
         architecture=architecture,
         # Models pad their embedding tables, tokenizers do not: only ids below both sizes are valid.
         vocab_size=min(text.vocab_size, max(vocabulary.values()) + 1),
-        fingerprint=hashlib.sha256(
-            json.dumps([len(vocabulary), sorted(vocabulary.items())]).encode("ascii")
-        ).hexdigest(),
+        fingerprint=hashlib.sha256(words.encode("ascii")).hexdigest(),
         max_model_len=max_model_len or max_position,
         max_position=max_position,
         engine=engine,
@@ -116,33 +112,27 @@ def _override(config: Any, overrides: Mapping[str, Any], *, nested: bool = False
 def position_count(text: Any) -> int:
     """The number of positions of a text model with this transformers config; 0 if the config does not say.
 
-    It is the length of vLLM's rotary table (vllm.model_executor.layers.rotary_embedding): YaRN and linear scaling
-    lengthen the table. In llama3 and longrope configs, max_position_embeddings is already the scaled length. The table
-    of dynamic scaling has max_position_embeddings rows, so positions after them are not offered, although vLLM's
-    ModelConfig derives more. The shortest table counts if layers have different ones.
+    It is the length of vLLM's rotary table (vllm.model_executor.layers.rotary_embedding), the shortest if layers have
+    several. YaRN and linear scaling lengthen the table. In llama3 and longrope configs, max_position_embeddings is the
+    scaled length. With dynamic scaling, vLLM's ModelConfig derives more positions than its table has.
     """
     positions = getattr(text, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:
         return 0
     rope = getattr(text, "rope_parameters", None) or {}
-    by_layer_type = [part for part in rope.values() if isinstance(part, dict)] or [rope]
-    return min(_table_length(part, positions) for part in by_layer_type)
-
-
-def _table_length(rope: dict[str, Any], positions: int) -> int:
-    """The rows of the rotary table with these RoPE parameters. positions: max_position_embeddings."""
-    kind, factor = rope.get("rope_type"), rope.get("factor") or 1.0
-    if kind in YARN:
-        return int((rope.get("original_max_position_embeddings") or positions) * factor)
-    return int(positions * factor) if kind == "linear" else positions
+    tables = []
+    for part in [part for part in rope.values() if isinstance(part, dict)] or [rope]:  # by type of layer
+        kind, factor = part.get("rope_type"), part.get("factor") or 1.0
+        if kind in YARN:
+            tables.append(int((part.get("original_max_position_embeddings") or positions) * factor))
+        else:
+            tables.append(int(positions * factor) if kind == "linear" else positions)
+    return min(tables)
 
 
 def longrope_original(text: Any) -> int | None:
-    """The length up to which a longrope model has its short factors; None for all other models.
-
-    transformers chooses the factors by the last position of each forward. vLLM chooses them when the model is loaded:
-    the long ones if max_model_len is above this length (Phi3LongRoPEScaledRotaryEmbedding). text: as `position_count`.
-    """
+    """The length up to which a longrope model has its short factors; None for all other models. vLLM takes the long
+    ones if max_model_len is above it (Phi3LongRoPEScaledRotaryEmbedding), transformers by the last position read."""
     rope = getattr(text, "rope_parameters", None) or {}
     if rope.get("rope_type") != "longrope":
         return None
@@ -151,10 +141,8 @@ def longrope_original(text: Any) -> int | None:
 
 
 def check_pair(speculator: ModelInfo, target: ModelInfo) -> None:
-    """Raise ModelError unless token ids mean the same to both pools.
-
-    A speculator with another tokenizer reports the target's vocabulary (`speculator_service.translation`).
-    """
+    """Raise ModelError unless token ids mean the same to both pools. A speculator with another tokenizer reports the
+    target's vocabulary (`speculator_service.translation`)."""
     if not same_tokens(speculator, target):
         raise ModelError(
             f"speculator {speculator.path} and target {target.path} have different tokenizers (fingerprints"

@@ -76,10 +76,20 @@ class TokenText:
 
 def _reader(backend: Any, name: str) -> Any:
     """The function that gives a token's bytes, after the tokenizer's decoder (tokenizers.decoders)."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
     decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
     kinds = {part["type"] for part in decoder.get("decoders", [decoder]) if part}
+    byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
+
+    def byte_level(token: str) -> bytes:
+        try:
+            return bytes([byte_of[character] for character in token])
+        except KeyError:  # an added token is plain text
+            return token.encode()
+
     if "ByteLevel" in kinds:
-        return _byte_level
+        return byte_level
     if kinds & {"ByteFallback", "Metaspace"}:
         return _sentencepiece
     raise ModelError(
@@ -88,24 +98,7 @@ def _reader(backend: Any, name: str) -> Any:
     )
 
 
-def _byte_level(token: str) -> bytes:
-    try:
-        return bytes([_BYTES[character] for character in token])
-    except KeyError:  # an added token is plain text
-        return token.encode()
-
-
 def _sentencepiece(token: str) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace(_SPACE, " ").encode()
-
-
-def _byte_characters() -> dict[str, int]:
-    """The character of each byte in byte-level vocabularies (GPT-2's bytes_to_unicode)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-_BYTES = _byte_characters()
