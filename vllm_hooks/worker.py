@@ -7,8 +7,7 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from vllm_hooks.positions_v1 import restore_positions
-from vllm_hooks.positions_v2 import restored_model_state
+from vllm_hooks.positions import restore_positions, restored_model_state
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker

@@ -13,7 +13,7 @@ import numpy as np
 from kv_transfer.position_map import PositionMap, position_map
 from target_service.vllm_backend.engine import VllmTarget
 from target_service.vllm_backend.worker import TargetWorker
-from vllm_hooks import positions_v1, positions_v2
+from vllm_hooks import positions
 
 FROM_KEPT = "eval_decode_from_kept"
 
@@ -31,7 +31,7 @@ class WrongOriginWorker(TargetWorker):
     """Replaces `position_map` in the modules of both model runners."""
 
     def init_device(self) -> None:
-        positions_v1.position_map = positions_v2.position_map = from_kept
+        positions.position_map = from_kept
         super().init_device()
 
 

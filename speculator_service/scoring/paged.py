@@ -11,8 +11,16 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from speculator_service.scoring.head_masses import head_masses
-from speculator_service.scoring.importance import POOL_KERNEL, AttentionFormula, Keys, add_layer, layer_scores
+from speculator_service.scoring.importance import (
+    BLOCK_ELEMENTS,
+    POOL_KERNEL,
+    AttentionFormula,
+    Keys,
+    add_layer,
+    attention_weights,
+    hidden_keys,
+    layer_scores,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +41,7 @@ class PagedKeys(Keys, Protocol):
 
 
 class HeadsOfLayer(NamedTuple):
-    """Some heads of one layer, and what they read; the fields are those of `head_masses.head_masses`.
+    """Some heads of one layer, and what they read; the fields are those of `head_masses`.
 
     queries: [S, n, D]. kv_heads: n. formula: with the sinks of these heads.
     """
@@ -107,7 +115,7 @@ class PagedScoring:
     def masses(
         self, layers: Sequence[HeadsOfLayer], row_weights: torch.Tensor, visible: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The attention mass of each head, float32 [heads of all layers, M] (`head_masses.head_masses`), by torch."""
+        """The attention mass of each head, float32 [heads of all layers, M] (`head_masses`), by torch."""
         return torch.cat([head_masses(*layer, row_weights, visible) for layer in layers])
 
     def weighted_mass(
@@ -170,6 +178,41 @@ def _by_kv_head(layers: Sequence[HeadsOfLayer], head_weights: torch.Tensor) -> l
             of_head = pages and pages._replace(cache=pages.cache.narrow(1, kv_head, 1))
             parts.append(_KvHeadPart(layer.queries[:, places], weights[places], formula, of_head))
     return parts
+
+
+def head_masses(
+    queries: torch.Tensor,
+    keys: torch.Tensor | Keys,
+    kv_heads: Sequence[int],
+    formula: AttentionFormula,
+    row_weights: torch.Tensor,
+    visible: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """float32 [n, M]: for each of n heads of one layer, sum over the queries s of row_weights[s] * attention[s, head].
+
+    Nothing is pooled or rescaled: where a head finds nothing, its mass stays on the first token.
+
+    queries: [S, n, D] and keys: [G, M, D], as in `importance.layer_scores`. kv_heads: the KV head of each head; only
+    the keys of these are read. formula: its sinks are those of these heads, [n]. row_weights: float32 [S].
+    visible: integer [S], each query's number of keys, at least 1; None: all M.
+    Memory: about three times max(BLOCK_ELEMENTS, S * M) floats, for any n.
+    """
+    steps, count, _ = queries.shape
+    prompt = keys.shape[1]
+    at_once = max(1, BLOCK_ELEMENTS // (steps * prompt))
+    hidden = None if visible is None else hidden_keys(visible, prompt)
+    scaled = queries.float().transpose(0, 1) * formula.scale
+    masses = scaled.new_empty((count, prompt))
+    for kv_head in sorted(set(kv_heads)):
+        sharing = [place for place, own in enumerate(kv_heads) if own == kv_head]
+        for first in range(0, len(sharing), at_once):
+            places = sharing[first : first + at_once]
+            sinks = None if formula.sinks is None else formula.sinks[places]
+            weights = attention_weights(
+                scaled[places], keys, kv_head, soft_cap=formula.soft_cap, sinks=sinks, hidden=hidden
+            )
+            masses[places] = torch.matmul(row_weights.to(weights.device), weights)
+    return masses
 
 
 def _warn(error: Exception) -> None:

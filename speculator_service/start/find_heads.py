@@ -21,8 +21,7 @@ from skim_common.models.source import public_name
 from speculator_service.engine import SpeculatorEngine
 from speculator_service.model import model_fingerprint
 from speculator_service.scoring.heads import Head, HeadProfile, save, saved_file
-from speculator_service.start.needle_prompt import NeedlePrompt, filler_line, token_ids, with_needle
-from speculator_service.start.probe import find_failure
+from speculator_service.start.probe import NeedlePrompt, filler_line, find_failure, token_ids, with_needle
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import torch
 
 from benchmarks.gpu import scoring as timed
 from benchmarks.gpu.steps.checks import Checks, Settings
-from speculator_service.scoring.head_masses import head_masses
 from speculator_service.scoring.importance import AttentionFormula
+from speculator_service.scoring.paged import head_masses
 
 TOLERANCE = 1e-5
 WIDE = 1e-4

@@ -180,9 +180,9 @@ async def without_the_hook(engine: Any, oracle: GenerationOracle, checks: Checks
 
 
 def _withhold_positions(worker: Any) -> None:
-    from vllm_hooks import positions_v1, positions_v2
+    from vllm_hooks import positions
 
-    positions_v1.position_map = positions_v2.position_map = lambda extra_args: None
+    positions.position_map = lambda extra_args: None
 
 
 def _agree(graphs: list[int], eager: list[int], oracle: GenerationOracle, prompt: KeptPrompt, checks: Checks) -> None:

@@ -23,8 +23,7 @@ from kv_transfer.position_map import position_args
 from skim_common.errors import ModelError
 from skim_common.models.info import inspect_model, position_count
 from speculator_service.vllm_backend.start import engine_length
-from vllm_hooks.positions_v1 import restore_positions
-from vllm_hooks.positions_v2 import _restoring
+from vllm_hooks.positions import _restoring, restore_positions
 
 DEMO = Path(__file__).parents[3] / "demo_models" / "target"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}

@@ -9,7 +9,7 @@ import torch
 
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.position_map import position_args
-from vllm_hooks.positions_v1 import restore_positions
+from vllm_hooks.positions import restore_positions
 
 KEPT, CONTEXT, MAX_POSITION = np.array([0, 2, 5], np.int32), 8, 16
 

@@ -214,15 +214,15 @@ async def test_control_positions_that_are_not_restored_are_seen(rig):
     """Read the kept tokens without their original positions: most drafts must differ."""
 
     def withhold(worker):
-        from vllm_hooks import positions_v1, positions_v2
+        from vllm_hooks import positions
 
-        positions_v1.position_map = positions_v2.position_map = lambda extra_args: None
+        positions.position_map = lambda extra_args: None
 
     def as_before(worker):
         from kv_transfer.position_map import position_map
-        from vllm_hooks import positions_v1, positions_v2
+        from vllm_hooks import positions
 
-        positions_v1.position_map = positions_v2.position_map = position_map
+        positions.position_map = position_map
 
     await rig.call(withhold)
     try:

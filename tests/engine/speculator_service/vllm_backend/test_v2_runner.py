@@ -76,9 +76,9 @@ async def test_control_positions_that_are_not_restored_are_seen(rig):
     """Read the kept tokens without their original positions: the drafts must differ."""
 
     def withhold(worker):
-        from vllm_hooks import positions_v2
+        from vllm_hooks import positions
 
-        positions_v2.position_map = lambda extra_args: None
+        positions.position_map = lambda extra_args: None
 
     await rig.call(withhold)
     prompt = kept_of(random_prompt(100, seed=1), seed=1)

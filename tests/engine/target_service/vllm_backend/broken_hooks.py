@@ -9,7 +9,7 @@ from kv_transfer.position_map import PositionMap
 from target_service.vllm_backend import scheduler
 from target_service.vllm_backend.engine import VllmTarget
 from target_service.vllm_backend.worker import TargetWorker
-from vllm_hooks import positions_v1, positions_v2
+from vllm_hooks import positions
 
 
 class BreakableWorker(TargetWorker):
@@ -22,7 +22,7 @@ class BreakableWorker(TargetWorker):
 
     def falsify_positions(self, how: str) -> None:
         """Restored positions are `withheld`, `wrong_origin`, `wrapped` (they begin again at 50), or `right`."""
-        right = positions_v1.position_map if not hasattr(self, "_right") else self._right
+        right = positions.position_map if not hasattr(self, "_right") else self._right
         self._right = right
 
         def falsified(extra_args: dict | None) -> PositionMap | None:
@@ -37,17 +37,17 @@ class BreakableWorker(TargetWorker):
                 return PositionMap(kept % 50, found.decode_offset + slots.size)
             return PositionMap(kept, found.decode_offset + slots.size + 37)
 
-        positions_v1.position_map = positions_v2.position_map = falsified
+        positions.position_map = falsified
 
     def restore_one_row(self) -> None:
         """With M-RoPE, only the first of a token's three positions is restored."""
-        right = positions_v1.async_tensor_h2d
+        right = positions.async_tensor_h2d
 
         def first_row(offsets: Any, device: torch.device) -> torch.Tensor:
             given = right(offsets, device)
             return torch.stack([given, torch.zeros_like(given), torch.zeros_like(given)])
 
-        positions_v1.async_tensor_h2d = positions_v2.async_tensor_h2d = first_row
+        positions.async_tensor_h2d = first_row
 
 
 class BreakableTarget(VllmTarget):

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from speculator_service.scoring import head_masses as module
-from speculator_service.scoring.head_masses import head_masses
+from speculator_service.scoring import paged as module
 from speculator_service.scoring.importance import AttentionFormula
-from speculator_service.scoring.paged import HeadsOfLayer, Kernels, PagedScoring
+from speculator_service.scoring.paged import HeadsOfLayer, Kernels, PagedScoring, head_masses
 from tests.unit.speculator_service.scoring.paged_keys import random_keys
 
 PROMPT, STEPS, SIZE = 100, 5, 16

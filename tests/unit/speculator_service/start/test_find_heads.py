@@ -15,7 +15,7 @@ from speculator_service.model import model_fingerprint
 from speculator_service.scoring.heads import Head, HeadProfile, head_weights, load, row_weights, save, saved_file
 from speculator_service.start import find_heads as module
 from speculator_service.start.find_heads import COUNT, ensure_heads, find_heads, head_prompts
-from speculator_service.start.needle_prompt import needle_prompts
+from speculator_service.start.probe import needle_prompts
 from tests.unit.conftest import MODELS
 
 MODEL = str(MODELS / "speculator")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from speculator_service.start.needle_prompt import FACTS, FILLER_LINES, needle_prompts
+from speculator_service.start.probe import FACTS, FILLER_LINES, needle_prompts
 from tests.unit.conftest import MODELS
 
 
