@@ -26,14 +26,11 @@ from kv_transfer.drafts import Drafted
 from kv_transfer.limits import check_ids, check_speculator_length, check_tokens
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
+from kv_transfer.position_map import position_args
 from skim_common.errors import EngineUnavailableError, InvalidRequestError, SessionLostError, SkimError
 from skim_common.models.info import ModelInfo, inspect_model
 from skim_common.models.source import local_folder
-from speculator_service.engine import (
-    ScoreRequest,
-    Scores,
-    SpeculatorEngine,
-)
+from speculator_service.engine import ScoreRequest, Scores, SpeculatorEngine
 from speculator_service.model import check_speculator
 from speculator_service.scoring.heads import HeadProfile, profile_of
 from speculator_service.scoring.queries import SCORE_ARG, ScoreQueries, question_rows
@@ -65,11 +62,9 @@ class VllmSpeculator(SpeculatorEngine):
         head_profile: str | None = None,
         **engine_options: Any,
     ) -> None:
-        """engine_options: as in vLLM (dtype, max_model_len, max_num_batched_tokens, gpu_memory_utilization, ...).
-
-        head_profile: the file of the model's head profile (`scoring.heads`); None: the one that is known, if any.
-        Raises ModelError for a folder that cannot be a speculator, before any process starts, and SkimError for a wrong
-        profile or if the engine does not start.
+        """head_profile: the file of the model's head profile (`scoring.heads`); None: the one that is known, if any.
+        engine_options: as in vLLM. Raises ModelError for a folder that cannot be a speculator, before any process
+        starts, and SkimError for a wrong profile or if the engine does not start.
         """
         length, overrides = engine_options.pop("max_model_len", None), engine_options.get("hf_overrides")
         info = inspect_model(model, engine="vllm", max_model_len=length, overrides=overrides)
@@ -104,7 +99,7 @@ class VllmSpeculator(SpeculatorEngine):
         self.info = replace(self.info, has_head_profile=profile is not None, gain_over_words=gain)
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """See `SpeculatorEngine.score`. timings: queue (waiting and transport) and speculate, in milliseconds."""
+        """See `SpeculatorEngine.score`."""
         token_ids, options = request.token_ids, request.options
         if options.scoring == "heads" and self._profile is None:
             options = options.model_copy(update={"scoring": "attention"})
@@ -131,7 +126,7 @@ class VllmSpeculator(SpeculatorEngine):
     async def open_session(self, session: str, prompt: KeptPrompt, *, cache_salt: str | None = None) -> None:
         check_speculator_length(prompt.context_length, 0, self.info)
         check_ids(prompt.token_ids, self._vocab_size)
-        opened = EngineSession.over(prompt, cache_salt)
+        opened = EngineSession(prompt.token_ids, prompt.context_length, cache_salt, position_args(prompt))
         read = sampling(1, 0.0, 0, self._vocab_size, opened.extra_args, await self._gang.join())
         await self._generate(session, prompt.token_ids, read, opened.cache_salt)
         self._sessions[session] = opened

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import torch
 from vllm.distributed import get_tp_group
-from vllm.model_executor.layers.attention import MLAAttention
 from vllm.model_executor.models.utils import extract_layer_index
 
 from speculator_service.scoring.heads import head_weights, row_weights
@@ -34,10 +33,8 @@ class HeadScoring:
         return [(layer, head) for layer in self._index for head in range(count)]
 
     def score(self, request: ScoredRequest) -> torch.Tensor:
-        """Importance [M] (`scoring.heads`), the best over the questions; with the option `apart`, the mass of each
-        asked head [n, M].
-
-        A head in a layer that does not attend to the whole prompt scores nothing.
+        """Importance [M] (`scoring.heads`), the best over the questions; with `apart`, the mass of each asked head
+        [n, M]. A head in a layer that does not attend to the whole prompt scores nothing.
         """
         asked, device = request.asked, self._missing.device
         shape = (len(asked.heads), request.prompt) if asked.apart else (request.prompt,)
@@ -75,9 +72,7 @@ class HeadScoring:
         reads = []
         for (index, places), layer, keys in zip(of_layers.items(), layers, all_keys, strict=True):
             heads = [request.asked.heads[place][1] - first for place in places]
-            queries, formula = captured[index], attention_formula(layer)
-            if isinstance(layer, MLAAttention):
-                queries = absorbed(layer, queries)
+            queries, formula = absorbed(layer, captured[index]), attention_formula(layer)
             if formula.sinks is not None:
                 formula = formula._replace(sinks=formula.sinks[heads])
             group = layer.num_heads // keys.shape[0]
@@ -86,8 +81,7 @@ class HeadScoring:
 
 
 def _query_groups(request: ScoredRequest) -> list[list[int]]:
-    """Which queries score the prompt together: the rows of one question, and the last prompt token, which is the last
-    query. Numbers of queries."""
+    """The numbers of the queries that score together: the rows of a question, and the last query."""
     last, groups, first = len(request.rows), [], 0
     for rows in request.questions:
         groups.append([*range(first, first + len(rows)), last])

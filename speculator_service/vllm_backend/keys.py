@@ -76,7 +76,7 @@ class KeyReader:
 
 
 class PagedKeys:
-    """One layer's keys of one sequence, as `speculator_service.scoring.paged.PagedKeys`. They are copied in pieces."""
+    """One layer's keys of one sequence, as `scoring.paged.PagedKeys`."""
 
     def __init__(self, reader: KeyReader, cache: torch.Tensor, ids: torch.Tensor, length: int) -> None:
         self._reader, self._cache, self._ids, self._length = reader, cache, ids, length
@@ -94,8 +94,7 @@ class PagedKeys:
     def pieces(self, kv_head: int) -> Iterator[torch.Tensor]:
         """[m, D] each."""
         size = self._cache.shape[2]
-        # On CPU a small piece stays in the processor's cache while it is scored, and its memory is reused. Returning
-        # larger memory to the system and requesting it again took as long as the arithmetic. A GPU needs few launches.
+        # On CPU a small piece stays in the processor's cache, and its memory is reused. A GPU needs few launches.
         step = max(1, PIECE_TOKENS // size) if self._cache.is_cpu else len(self._ids)
         for first in range(0, len(self._ids), step):
             keys = self._reader.gather(self._cache, self._ids[first : first + step], kv_head)
@@ -135,11 +134,11 @@ def _packed_order(layer: Attention, dtype: torch.dtype) -> torch.Tensor:
     return order
 
 
-def absorbed(layer: MLAAttention, queries: torch.Tensor) -> torch.Tensor:
-    """The queries [S, H, L + R] for the latent cache of `layer`, of captured queries [S, H, P + R] (P: no rotation).
-
-    The product is that of `MLAAttention.forward_impl` for decode tokens, in the dtype of the model.
-    """
+def absorbed(layer: Attention | MLAAttention, queries: torch.Tensor) -> torch.Tensor:
+    """Captured queries for the cache of `layer`: as they are or, of MLA, [S, H, L + R] of [S, H, P + R] (P: no
+    rotation), by the product of `MLAAttention.forward_impl` for decode tokens."""
+    if isinstance(layer, Attention):
+        return queries
     nope, rope = queries.split([layer.qk_nope_head_dim, layer.qk_rope_head_dim], dim=-1)
     by_head = nope.transpose(0, 1)
     if layer.is_amx_bmm_enabled:

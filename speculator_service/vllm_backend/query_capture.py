@@ -103,10 +103,9 @@ def _why_not(layer: AttentionLayerBase) -> str | None:
 
 
 class QueryCapture:
-    """A static buffer [L, R, H, D] into which each layer writes the expected rows of its query.
+    """A static buffer [L, rows, H, D] into which each layer writes the expected rows of its query.
 
-    R is the maximum number of rows of one step. Call `expect` before the model runs and `collect` after it.
-    missing: [L, H, D], NaN, in place of a query that was never expected.
+    Call `expect` before the model runs and `collect` after it. missing: [L, H, D], NaN.
     """
 
     def __init__(self, layers: Sequence[ScoredLayer], rows: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -180,11 +179,8 @@ def _dequantised(layer: Attention, query: torch.Tensor, rows: torch.Tensor) -> t
 
 
 def piecewise_while(manager: Any, captures: Callable[[], bool]) -> None:
-    """Change `manager.dispatch`, which chooses the graph of each step: no FULL graph while `captures()` is true.
-
-    manager: a CudaGraphManager (vllm.v1.worker.gpu.cudagraph_utils). The graphs of mixed steps must not be FULL
-    (CUDAGraphMode.mixed_mode).
-    """
+    """Let a CudaGraphManager (vllm.v1.worker.gpu.cudagraph_utils) choose no FULL graph while `captures()` is true. The
+    graphs of mixed steps must not be FULL."""
     dispatch = manager.dispatch
 
     def dispatch_with_capture(

@@ -15,10 +15,8 @@ _vllm_top_k_top_p = topk_topp_sampler.apply_top_k_top_p
 
 
 def exact_top_k(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
-    """logits [rows, vocabulary] with -inf for all but the k[row] likeliest tokens; rows with k = vocabulary unchanged.
-
-    k: int [rows], at most MAX_TOP or the vocabulary size. p: None for drafts; only vLLM's warm-up uses top-p.
-    """
+    """logits [rows, vocabulary] with -inf for all but the k[row] likeliest tokens. k: int [rows], at most MAX_TOP, or
+    the vocabulary size for all. p: None for drafts; only vLLM's warm-up uses top-p."""
     if k is None or p is not None:
         return _vllm_top_k_top_p(logits, k, p)
     # The width is fixed, because reading the largest k would wait for the GPU.

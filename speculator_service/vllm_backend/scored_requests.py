@@ -20,11 +20,8 @@ STEP_ROWS = 16 * MAX_QUESTION_ROWS
 
 @dataclass(slots=True, eq=False)
 class ScoredRequest:
-    """One prompt in the engine.
-
-    prompt: number of tokens M. asked: how it is scored. blocks: KV cache block ids in order. queries: position ->
-    [L, H, D]. tokens: step -> the token that it decoded; known only on the rank that returns the output. questions: the
-    rows of each question.
+    """prompt: number of tokens M. blocks: KV cache block ids in order. queries: position -> [L, H, D]. tokens: step ->
+    the token that it decoded; known only on the rank that returns the output. questions: the rows of each question.
     """
 
     id: str
@@ -63,7 +60,7 @@ class Computed(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The step at the last of these positions. Step 0 is the last prompt token; before it, a step is negative."""
+        """The step at the last of these positions; negative before the last prompt token, which is step 0."""
         return self.end - self.request.prompt
 
     @property
@@ -115,11 +112,8 @@ class RequestLedger:
         ]
 
     def wanted(self, computed: Sequence[Computed]) -> list[Wanted]:
-        """The queries to capture in the step that computes these positions.
-
-        If they are too many, each question keeps an equal number of its last rows. All tensor parallel ranks choose the
-        same ones.
-        """
+        """The queries to capture in the step that computes these positions. If they are too many, each question keeps
+        an equal number of its last rows, the same on all tensor parallel ranks."""
         share = self._rows // max(1, sum(bool(part.rows) for part in computed))
         wanted, size = [], self._block_size
         for part in computed:

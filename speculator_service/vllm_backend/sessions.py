@@ -14,35 +14,26 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
-from kv_transfer.arrays import Int32Array, no_numbers
+from kv_transfer.arrays import Int32Array
 from kv_transfer.drafts import Drafted
-from kv_transfer.messages import KeptPrompt
-from kv_transfer.position_map import position_args
 from speculator_service.engine import GREEDY_BELOW, MAX_TOP
 from speculator_service.vllm_backend.scheduler import DRAFT_ARG
 
 
 @dataclass(slots=True, eq=False)
 class EngineSession:
-    """A prompt whose KV was computed.
-
-    prompt: int32, its tokens. context_length: M. cache_salt, extra_args: for every request of the session; extra_args
-    holds the positions of a kept prompt. read: int32, the prompt and answer tokens of the last request.
+    """A prompt whose KV was computed. prompt: int32, its tokens. context_length: M. extra_args: of every request of the
+    session; the positions of a kept prompt. read: int32, the prompt and answer tokens of the last request.
     """
 
     prompt: Int32Array
     context_length: int
     cache_salt: str | None = None
     extra_args: Mapping[str, Any] | None = None
-    read: Int32Array = field(default_factory=no_numbers)
+    read: Int32Array = field(init=False)
 
     def __post_init__(self) -> None:
         self.read = self.prompt
-
-    @classmethod
-    def over(cls, prompt: KeptPrompt, cache_salt: str | None = None) -> "EngineSession":
-        """A session of a kept prompt. The engine computes its tokens at their original positions (`vllm_hooks`)."""
-        return cls(prompt.token_ids, prompt.context_length, cache_salt, position_args(prompt))
 
 
 def sampling(

@@ -38,9 +38,8 @@ FULL_GRAPH_PASSES = ("fuse_attn_quant", "enable_sp", "fuse_gemm_comms")
 
 
 def start_engine(model: str, max_model_len: int, tensor_parallel: int, options: Mapping[str, Any]) -> AsyncLLM:
-    """A running engine for the model in folder `model`, with the speculator's worker and scheduler.
+    """A running engine for the model in folder `model`. options: fields of vLLM's AsyncEngineArgs.
 
-    options: fields of vLLM's AsyncEngineArgs. Prefix caching and chunked prefill are on by default.
     Raises ModelError for options and models that a speculator does not support, SkimError for what vLLM refuses.
     """
     check_options("speculator", options, (*OWN_SETTINGS, *CHOSEN_SETTINGS))
@@ -121,11 +120,9 @@ def _refuse_unsupported(model: str, config: VllmConfig) -> None:
 
 
 def _refuse_full_graphs(model: str, compilation: CompilationConfig, *, v2: bool) -> None:
-    """Refuse CUDA graphs whose replay runs no Python in steps that capture queries.
-
-    On the V2 runner, `query_capture.piecewise_while` keeps those steps off the FULL graphs of decode steps. Prompts
-    must never be in a FULL graph. `_engine_config` sets the mode, but some of vLLM's compilation passes change it to
-    FULL (CompilationConfig.set_splitting_ops_for_v1), and a user may choose it.
+    """Refuse FULL CUDA graphs of prompts: their replay runs no Python, so no query would be captured. On the V2 runner,
+    `query_capture.piecewise_while` keeps steps that capture off the FULL graphs of decode steps. A user may choose the
+    mode, and some of vLLM's compilation passes change it (CompilationConfig.set_splitting_ops_for_v1).
     """
     if envs.VLLM_USE_BREAKABLE_CUDAGRAPH:
         raise ModelError(f"speculator {model} cannot run with VLLM_USE_BREAKABLE_CUDAGRAPH=1; set it to 0")

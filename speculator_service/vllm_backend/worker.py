@@ -1,7 +1,6 @@
 """The speculator's vLLM worker: captures queries while the model runs, and scores a prompt after its last step.
 
-It reads only `SchedulerOutput`, `ModelRunnerOutput` and the attention layers, so one class works with both model
-runners. It also runs the synthetic steps of `multi_step`, by the same methods as ordinary ones.
+It reads only `SchedulerOutput`, `ModelRunnerOutput` and the attention layers, which both model runners have.
 
 Run on CPU (V1 runner with TP 1 and 2, V2 runner in Triton's interpreter), and on one H200 (docs/gpu.md). Not run: NCCL.
 """
@@ -11,7 +10,6 @@ from typing import Any
 
 import torch
 from vllm.distributed import get_tp_group
-from vllm.model_executor.layers.attention import MLAAttention
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, UniformTypeKVCacheSpecs
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
@@ -41,7 +39,7 @@ TABLE_ELEMENTS = 2**26
 
 
 class SpeculatorWorker(RestoringWorker):
-    """vLLM's worker of this platform. It also scores the requests that have `queries.SCORE_ARG`."""
+    """vLLM's worker of this platform. It also scores requests, and runs the synthetic steps of `multi_step`."""
 
     def load_model(self, **kwargs: Any) -> None:
         super().load_model(**kwargs)
@@ -62,8 +60,7 @@ class SpeculatorWorker(RestoringWorker):
         super().initialize_from_config(kv_cache_config)
         if self.use_v2_model_runner:
             piecewise_while(self.model_runner.cudagraph_manager, lambda: bool(self._wanted))
-        group, spec = self._group(kv_cache_config)
-        block_size = spec.block_size
+        group, block_size = self._group(kv_cache_config)
         self._ledger = RequestLedger(block_size, group, self._question_rows)
         self._keys = KeyReader(self._layers[0], block_size, self.model_config.dtype)
         self._scoring = PagedScoring(kernels_for(self.device))
@@ -72,8 +69,8 @@ class SpeculatorWorker(RestoringWorker):
             layer = self._layers[0]
             self._compile_kernels(kernels.step_counts(layer.num_heads // layer.num_kv_heads))
 
-    def _group(self, config: KVCacheConfig) -> tuple[int, FullAttentionSpec]:
-        """Index and spec of the KV cache group of the scored layers. Raises ModelError unless there is one group."""
+    def _group(self, config: KVCacheConfig) -> tuple[int, int]:
+        """Index and block size of the KV cache group of the scored layers. Raises ModelError unless there is one."""
         scored = {layer.layer_name for layer in self._layers}
         groups = [
             (i, g.kv_cache_spec) for i, g in enumerate(config.kv_cache_groups) if scored.intersection(g.layer_names)
@@ -86,7 +83,7 @@ class SpeculatorWorker(RestoringWorker):
                 f"model {self.model_config.model} is not supported yet as a speculator: vLLM puts its full-attention"
                 f" layers into {len(groups)} KV cache groups or an unusual one; choose another model"
             )
-        return groups[0]
+        return groups[0][0], groups[0][1].block_size
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
@@ -163,8 +160,7 @@ class SpeculatorWorker(RestoringWorker):
         scored = scored_layers(len(self._layers), request.asked.layers)
         chosen, positions = slice(scored.start, scored.stop), request.steps[group]
         layers, queries = self._layers[chosen], request.captured(positions, self._capture.missing)[chosen]
-        if isinstance(layers[0], MLAAttention):
-            queries = torch.stack([absorbed(layer, own) for layer, own in zip(layers, queries, strict=True)])
+        queries = torch.stack([absorbed(layer, own) for layer, own in zip(layers, queries, strict=True)])
         shape = {"layers": len(layers), "steps": len(positions), "prompt": request.prompt}
         table = score_table(request.asked.aggregation, **shape, device=self.device)
         keys = self._keys.read(layers, request.blocks, request.prompt)
@@ -172,10 +168,8 @@ class SpeculatorWorker(RestoringWorker):
         return table
 
     def _compile_kernels(self, step_counts: list[int]) -> None:
-        """Score one token of an empty cache, so that no request waits for compilation.
-
-        step_counts: numbers of steps, in addition to that of the default options.
-        """
+        """Score one token of an empty cache, so that no request waits for compilation: by the default options, and with
+        these numbers of steps."""
         options = SelectionOptions()
         shape = (len(self._layers), self._layers[0].num_heads, captured_size(self._layers[0]))
         query = torch.zeros(shape, dtype=self.model_config.dtype, device=self.device)
