@@ -24,10 +24,8 @@ KEPT_POSITIONS = "skim_kept_positions"
 
 
 class PositionMap:
-    """Offsets from slot to original position, for one kept prompt.
-
-    kept: int32 [K], distinct, in [0, context_length), in any order, as KeptPrompt checks. The offset of a slot is below
-    0 where a token stands after tokens of later text.
+    """Offsets from slot to original position, for one kept prompt. kept: int32 [K], in any order: the offset of a slot
+    is below 0 where a token stands after tokens of later text.
     """
 
     def __init__(self, kept: Int32Array, context_length: int) -> None:
@@ -41,11 +39,8 @@ class PositionMap:
         out[in_prompt.size :] = self.decode_offset
 
     def block_key(self, start: int, end: int) -> bytes | None:
-        """The part of the block hash of slots [start, end) that distinguishes other KV of the same tokens.
-
-        The offsets as little-endian int32; None if all are zero, so that plain requests can share the
-        block. A block's hash includes that of the block before it, so blocks are shared only after blocks with equal
-        positions.
+        """The part of the block hash of slots [start, end) that distinguishes other KV of the same tokens: the offsets
+        as little-endian int32; None if all are zero, so that plain requests can share the block.
         """
         key = self.prompt_offsets[start:end].astype("<i4", copy=False).tobytes()
         decoded = end - max(start, self.prompt_offsets.size)

@@ -29,9 +29,9 @@ Window = tuple[int, int]
 class WindowPlan:
     """How a prompt is read in windows, as far as it is known without the units of its text.
 
-    parts: what windows hold of the prompt, in its order: all that may be dropped, and what stands between two texts
-    that share a window. A part of at most `largest` tokens is one window. A longer one is a single text, which is cut
-    at its units. size: `window_tokens`. around: tokens of questions and frame, which each window has.
+    parts: what windows hold of the prompt, in its order. A part of at most `largest` tokens is one window; a longer one
+    is a single text, which is cut at its units. size: `window_tokens`. around: tokens of questions and frame, which
+    each window has.
     """
 
     parts: tuple[Window, ...]
@@ -41,7 +41,7 @@ class WindowPlan:
     @classmethod
     def of(cls, may_drop: npt.NDArray[np.bool_], layout: TextLayout, size: int) -> "WindowPlan | None":
         """None for a prompt that is read as a whole: its question or frame is unknown, or its windows could compute
-        more than MOST_COMPUTED. may_drop: bool [M]. size: `window_tokens`."""
+        more than MOST_COMPUTED. may_drop: bool [M]."""
         questions, frame = layout.questions, layout.frame
         if not len(questions) or frame is None:
             return None
@@ -63,8 +63,8 @@ class WindowPlan:
 
     @property
     def least(self) -> float:
-        """A window of a longer text has so many tokens or more, but for the last one. What is around the windows then
-        adds about half of the text at most."""
+        """A window of a longer text has so many tokens or more, but for the last one: so what is around the windows adds
+        about half of the text at most."""
         return min(self.size, max(self.size / 2, 2 * self.around))
 
     @property

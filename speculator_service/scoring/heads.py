@@ -104,10 +104,8 @@ def save(profile: HeadProfile, path: Path) -> None:
 
 
 def saved_file(fingerprint: str) -> Path:
-    """Where `skim heads` saves the profile of the model with this fingerprint: in the user's cache folder.
-
-    Raises SkimError for a user without a home, such as a user id of a container that has no name there.
-    """
+    """Where a profile is saved for later starts on this machine. Raises SkimError for a user without a home, such as a
+    user id of a container that has no name there."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if cache.startswith("~"):
         raise SkimError("this user has no home folder for the head profile: set XDG_CACHE_HOME or HOME to a folder")
@@ -115,10 +113,8 @@ def saved_file(fingerprint: str) -> Path:
 
 
 def profile_of(model: ModelInfo, path: str | None) -> HeadProfile | None:
-    """The model's head profile: that of the file `path`, else the one saved on this machine, else the packaged one.
-
-    Raises SkimError for a file that is no profile of this model.
-    """
+    """The model's head profile: that of the file `path`, else the known one. Raises SkimError for a file that is no
+    profile of this model."""
     try:
         fingerprint = model_fingerprint(model)
     except ModelError:
@@ -144,7 +140,7 @@ def known(fingerprint: str) -> HeadProfile | None:
 
 def row_weights(question: float, last: float, rows: int) -> torch.Tensor:
     """The weight of each query, float32 [rows + 1]: the question's rows, which share `question`, then the last prompt
-    token. Without rows of a question the last token has all of it."""
+    token, which has all of it without rows."""
     if not rows:
         return torch.ones(1)
     return torch.tensor([question / rows] * rows + [last]) / (question + last)

@@ -26,21 +26,19 @@ TILE_ELEMENTS = 2**18
 
 
 class Keys(Protocol):
-    """One layer's keys in an engine's cache, read piece by piece."""
+    """One layer's keys in an engine's cache."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(G, M, D)."""
 
     def pieces(self, kv_head: int) -> Iterator[torch.Tensor]:
-        """The keys of one head as tensors [m, D], in the order of the prompt, M keys in total."""
+        """The keys of one head as tensors [m, D], in the order of the prompt."""
 
 
 class AttentionFormula(NamedTuple):
-    """How a layer makes attention weights from q·k.
-
-    The logits are q·k * scale; with a soft cap, soft_cap * tanh(logits / soft_cap) (Gemma 2). The weights are their
-    softmax; with sinks, each head's denominator has the additional term exp(sinks[head]) (gpt-oss). sinks: [H].
+    """How a layer makes attention weights: the softmax of q·k * scale; with a soft cap, of soft_cap * tanh(logits /
+    soft_cap) (Gemma 2); with sinks [H], each head's denominator has the additional term exp(sinks[head]) (gpt-oss).
     """
 
     scale: float

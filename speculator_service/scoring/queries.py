@@ -26,12 +26,10 @@ class ScoreQueries(msgspec.Struct, frozen=True, kw_only=True):
     """How a prompt of M tokens is scored.
 
     look_ahead: N. The queries at positions M - 1 to M - 1 + N, the *steps*, see the M prompt keys; a step after one of
-    `eos_token_ids` does not count (`importance.valid_steps`).
-    heads: (layer, head, weight) of each head that scores, counted as in `heads.Head`; none: all heads of `layers`
-    score, by `aggregation`.
+    `eos_token_ids` does not count.
+    heads: (layer, head, weight) of each head that scores; none: all heads of `layers` score, by `aggregation`.
     questions: of each question, the span of its *rows*, prompt positions before M - 1. The query at row r sees the keys
-    0 to r. Only heads have rows. question, last: what the rows of a question and the last token count
-    (`heads.row_weights`). apart: return the mass of each head, not their sum.
+    0 to r. Only heads have rows. question, last: as in HeadProfile. apart: return the mass of each head, not their sum.
     """
 
     look_ahead: int = 0
@@ -53,10 +51,7 @@ class ScoreQueries(msgspec.Struct, frozen=True, kw_only=True):
         profile: HeadProfile | None,
         eos_token_ids: tuple[int, ...] = (),
     ) -> "ScoreQueries":
-        """prompt: M, at least 1. questions: half-open spans; none: the last `options.protect_last` tokens.
-
-        profile: needed for `options.scoring` heads.
-        """
+        """prompt: M. questions: none: the last `options.protect_last` tokens. profile: for `options.scoring` heads."""
         if options.scoring != "heads":
             ahead, layers, aggregation = options.tokens_ahead, options.layers, options.aggregation
             return cls(look_ahead=ahead, eos_token_ids=eos_token_ids, layers=layers, aggregation=aggregation)
@@ -68,8 +63,7 @@ class ScoreQueries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def question_rows(options: SelectionOptions, prompt: int, questions: Sequence[Span]) -> tuple[Span, ...]:
-    """The last rows of each question before the last prompt token, MAX_QUESTION_ROWS together. Arguments: as of
-    `ScoreQueries.of`."""
+    """The last rows of each question before the last prompt token, MAX_QUESTION_ROWS together."""
     spans = questions or [(max(0, prompt - options.protect_last), prompt)]
     spans = [(first, min(end, prompt - 1)) for first, end in spans if first < prompt - 1]
     sizes = shares([end - first for first, end in spans], MAX_QUESTION_ROWS)

@@ -3,11 +3,11 @@
 The order of tokens in a KV cache is free, as long as a token stands after those that it must use. So what stands is not
 moved. Late units, which only the new question needs, are appended before that question.
 
-- Late units are those of the most important units of the old text that do not stand yet; if all of these stand, none is
-  added. The most important are an eighth of the fresh selection's units of the old text (LATE_SHARE), or LATE_TOKENS if
-  that is more, and what is nested with the last one. Further units of the fresh selection are added until as much of
-  the old text stands as it keeps. A unit that ranks below the median is left out, unless its region has a keep rate of
-  its own. Protected tokens that do not stand are always added.
+- Late units are those of the most important units of the old text that do not stand yet. The most important are an
+  eighth of the fresh selection's units of the old text (LATE_SHARE), or LATE_TOKENS if that is more, and what is nested
+  with the last one. Further units of the fresh selection are added until as much of the old text stands as it keeps. A
+  unit that ranks below the median is left out, unless its region has a keep rate of its own. Protected tokens that do
+  not stand are always added.
 - The fresh selection, in the order of the text, is used instead if the target then reads fewer new tokens, if the
   extended prompt is longer than `max_keep` allows, or if nothing is dropped or reused.
 """
@@ -30,10 +30,8 @@ GROWTH = 3.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownPrefix:
-    """What a record supplies for a prompt of M tokens.
-
-    positions: int32 [K], what was kept of the record's prompt, in cache order. tokens: length of the record's prompt.
-    common: C, the number of leading tokens that both prompts share, 0 < C <= M.
+    """What a record supplies for a prompt. positions: int32 [K], kept of the record's prompt, in cache order. tokens:
+    length of the record's prompt. common: C > 0, the number of leading tokens that both prompts share.
     """
 
     positions: Int32Array
@@ -56,10 +54,8 @@ class Extended:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """What is known about the new prompt.
-
-    importance: float32 [M]. fresh: int32 [F], the ascending positions of a fresh selection by `options`; the last one
-    is M - 1.
+    """The new prompt. importance: float32 [M]. fresh: int32 [F], the ascending positions of a fresh selection by
+    `options`; the last one is M - 1.
     """
 
     importance: Float32Array
@@ -73,7 +69,7 @@ class Prompt:
 
     @cached_property
     def protected(self) -> npt.NDArray[np.bool_]:
-        """The tokens that are always kept, bool [M]: the spans and the last `protect_last` tokens."""
+        """The tokens that are always kept, bool [M]."""
         return self.layout.fixed(self.size, self.options.protect_last)
 
     @cached_property
@@ -184,10 +180,8 @@ def _in_order(prompt: Prompt, late: npt.NDArray[np.bool_]) -> npt.NDArray[np.int
 
 
 def _answer_end(prompt: Prompt, known: KnownPrefix, reused: int, common: int) -> int:
-    """Where the earlier answer ends, `common` if there is none.
-
-    A chat's prompt ends where the answer begins, so the droppable tokens after the record's prompt are the answer; the
-    template ends it. Raw text does not show where an answer ends.
+    """Where the earlier answer ends, `common` if there is none. A chat's prompt ends where the answer begins, so the
+    droppable tokens after the record's prompt are the answer. Raw text does not show where an answer ends.
     """
     if common != known.tokens or reused != known.positions.size:
         return common

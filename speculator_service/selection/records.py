@@ -19,11 +19,8 @@ MAX_TOKENS = 2**22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """What was kept for one prompt.
-
-    token_ids: int32 [M], the prompt. positions: int32 [K], the kept positions in cache order. options: those of the
-    request, and regions what of its layout decides what is kept, as bytes. blocks: the prompt's block hashes, which
-    contain the cache salt.
+    """What was kept for one prompt. token_ids: int32 [M]. positions: int32 [K], the kept ones in cache order. options,
+    regions: of the request, and what of its layout decides what is kept, as bytes. blocks: the prompt's block hashes.
     """
 
     token_ids: Int32Array
@@ -34,17 +31,14 @@ class Record:
 
 
 class Records:
-    """The most recently used records, up to a number of prompt tokens.
-
-    Records are never changed, so concurrent requests may extend the same one. It is used from one event loop.
-    """
+    """The most recently used records. They are never changed, so concurrent requests may extend the same one."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         """max_tokens: of all prompts together; a record of a longer prompt is not kept."""
         self._max_tokens = max_tokens
         self._records: OrderedDict[Record, None] = OrderedDict()
         self._by_block: dict[bytes, dict[Record, None]] = {}
-        self._tokens = 0
+        self.tokens = 0
 
     def find(self, token_ids: Int32Array, salt: str | None = None) -> tuple[Record, int] | None:
         """The record that shares the longest beginning with `token_ids` [M], and the number of tokens that it shares;
@@ -66,8 +60,7 @@ class Records:
         regions: tuple[bytes, ...] = (),
         replaces: Record | None = None,
     ) -> None:
-        """Keep what was kept for a prompt. regions: as in Record. replaces: a record that it continues as a
-        whole."""
+        """Keep what was kept for a prompt. replaces: a record that it continues as a whole."""
         if replaces is not None:
             self.drop(replaces)
         blocks = block_hashes(token_ids, BLOCK_SIZE, salt)
@@ -75,10 +68,10 @@ class Records:
             return
         record = Record(token_ids.astype(np.int32), positions.astype(np.int32), options, regions, blocks)
         self._records[record] = None
-        self._tokens += record.token_ids.size
+        self.tokens += record.token_ids.size
         for block in blocks:
             self._by_block.setdefault(block, {})[record] = None
-        while self._tokens > self._max_tokens:
+        while self.tokens > self._max_tokens:
             self.drop(next(iter(self._records)))
 
     def drop(self, record: Record) -> None:
@@ -86,7 +79,7 @@ class Records:
         if record not in self._records:
             return
         del self._records[record]
-        self._tokens -= record.token_ids.size
+        self.tokens -= record.token_ids.size
         for block in record.blocks:
             holders = self._by_block[block]
             del holders[record]
@@ -95,8 +88,3 @@ class Records:
 
     def __len__(self) -> int:
         return len(self._records)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all records' prompts."""
-        return self._tokens

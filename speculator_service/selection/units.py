@@ -33,12 +33,11 @@ Element = TypeVar("Element", bound=np.generic)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Units:
-    """The units of a prompt.
+    """The units of a prompt; all arrays int64 [U].
 
-    starts, lengths: int64 [U], their first tokens, from 0, and their tokens. sizes: int64 [U], what each counts in a
-    budget of tokens: its length or, of chunks, the length of a whole one. region: int64 [U], the number of the region
-    that each is in; the number of regions for none. layout, of_text: of units of text, the layout, and int64 [U], the
-    unit of the layout that each is, or a part of; layout is None for chunks and tokens.
+    starts, lengths: their first tokens, from 0, and their tokens. sizes: what each counts in a budget of tokens: its
+    length or, of chunks, the length of a whole one. region: the number of the region that each is in; the number of
+    regions for none. layout, of_text: of units of text, the layout, and its unit that each is, or a part of.
     """
 
     starts: Int64Array
