@@ -63,8 +63,8 @@ class WindowPlan:
 
     @property
     def least(self) -> float:
-        """A window of a longer text has so many tokens or more, but for the last one. So what is around the windows adds
-        about half of the text at most."""
+        """A window of a longer text has so many tokens or more, but for the last one. What is around the windows then
+        adds about half of the text at most."""
         return min(self.size, max(self.size / 2, 2 * self.around))
 
     @property
