@@ -23,7 +23,7 @@ def questions(
             metavar="WAY[;WAY...]",
             help="Ways of scoring, with semicolons between them. Those of words alone need no model but its tokenizer.",
         ),
-    ] = "plain BM25;plain BM25, neighbours;lexical;heads, windows",
+    ] = "plain BM25;plain BM25, neighbours;lexical;read by auto;heads, windows",
     keep_rates: Annotated[str, typer.Option(metavar="R[,R...]", help="Shares of the prompt to keep.")] = "0.1,0.2",
     prompts: Annotated[int, typer.Option(min=1, help="Most questions of each set.")] = 50,
     most_gold: Annotated[float, typer.Option(min=0.01, max=1, help="Leave out more evidence in a text.")] = 0.1,

@@ -22,9 +22,10 @@ from evals.questions.plain_words import blind_units, bm25, stem_counts, with_nei
 from evals.results.bootstrap import of_mean
 from evals.run.ask import load_tokenizer, model_name
 from evals.run.speculator_alone import measured
-from evals.selection.chunk_recall import LEXICAL, WAYS, importance_of, kept_tokens
+from evals.selection.chunk_recall import LEXICAL, READ, WAYS, importance_of, kept_tokens
 from kv_transfer.arrays import mask_of
 from kv_transfer.options import SelectionOptions
+from router.decision.choice import PLACED
 from router.options.request import PrefillOptions
 from router.prompt.protected_spans import char_ranges, tokens_touched_by_each
 from skim.prompts import render
@@ -32,8 +33,9 @@ from skim_common.errors import SkimError
 from speculator_service.engine import SpeculatorEngine
 
 PLAIN, NEIGHBOURS = "plain BM25", "plain BM25, neighbours"
-OF_WORDS = (PLAIN, NEIGHBOURS, LEXICAL)
-"""Ways that need no model: single units, single units with half of the two beside each, and what the product does."""
+OF_WORDS = (PLAIN, NEIGHBOURS, LEXICAL, READ)
+"""Ways that need no model: single units, single units with half of the two beside each, and what the product does. READ
+says whether `selector: auto` has the prompt read."""
 HEADS, MEAN = "heads, windows", "mean of the sets"
 JUDGED = 0.1
 """The keep rate of `gain_over_words`."""
@@ -128,6 +130,9 @@ async def gold_kept(
     of_units = {PLAIN: plain, NEIGHBOURS: with_neighbours(plain)}
     kept: Kept = {}
     for way in ways:
+        if way == READ:
+            kept[way] = [[float(layout.placed < PLACED)] * len(keep_rates), []]
+            continue
         options = SelectionOptions(**WAYS[LEXICAL if way in of_units else way])
         if way in of_units:
             importance = np.repeat(of_units[way], lengths).astype(np.float32)
@@ -187,7 +192,8 @@ def describe(result: dict[str, Any]) -> str:
     return (
         f"Speculator `{settings['speculator']}`. Shown is the share of the tokens of marked evidence that is kept, the"
         " mean over the questions with its 95 % interval; the share of the questions of which all of it is kept; and"
-        " of the evidence in units that share no word with the question (*blind*) the share that is kept."
+        " of the evidence in units that share no word with the question (*blind*) the share that is kept. *read by"
+        " auto* is the share of the questions that words do not place, so that `selector: auto` has the prompt read."
     )
 
 

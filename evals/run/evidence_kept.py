@@ -7,7 +7,7 @@ It needs the speculator alone, so hundreds of prompts take minutes. What a kept 
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from benchmarks.report.progress import Progress, silent
 from benchmarks.report.statistics import wilson
 from evals.run.ask import load_tokenizer, model_name
 from evals.run.speculator_alone import measured
-from evals.selection.chunk_recall import WAYS, chunk_recall
+from evals.selection.chunk_recall import LEXICAL, READ, WAYS, chunk_recall
 from evals.tasks.registry import Sample, make_samples
 from evals.tasks.registry import describe as describe_task
 from kv_transfer.options import SelectionOptions
@@ -54,8 +54,10 @@ def run(settings: EvidenceSettings, progress: Progress = silent) -> dict[str, An
 
     Raises SkimError for an unknown task or way, and for an engine that does not start.
     """
-    if unknown := [way for way in settings.ways if way not in WAYS]:
-        raise SkimError(f"unknown way of scoring {unknown[0]!r}: choose from {', '.join(WAYS)}")
+    if unknown := [way for way in settings.ways if way not in (*WAYS, READ)]:
+        raise SkimError(f"unknown way of scoring {unknown[0]!r}: choose from {', '.join((*WAYS, READ))}")
+    if {*settings.ways} <= {LEXICAL, READ}:
+        settings = replace(settings, engine="mock")
     tokenizer = load_tokenizer(settings.speculator)
     samples = list(
         make_samples(
@@ -72,12 +74,7 @@ def run(settings: EvidenceSettings, progress: Progress = silent) -> dict[str, An
     shown = {name: value for name, value in vars(settings).items() if name not in ("journal", "options")}
     return {
         "machine": began,
-        "settings": shown
-        | {
-            "speculator": model_name(settings.speculator),
-            "options": dict(settings.options),
-            "granularity": SelectionOptions().granularity,
-        },
+        "settings": shown | {"speculator": model_name(settings.speculator), "options": dict(settings.options)},
         "tasks": {task: describe_task(task) for task in settings.tasks},
         "rows": _rows(settings, samples, kept),
     }
@@ -87,13 +84,13 @@ async def _measure(
     settings: EvidenceSettings, tokenizer: Any, samples: Sequence[Sample], progress: Progress
 ) -> dict[str, Kept]:
     """By the sample's seed, what was kept of it."""
-    ways = {way: SelectionOptions(**WAYS[way]) for way in settings.ways}
+    ways = {way: SelectionOptions(**WAYS.get(way, {})) for way in settings.ways}
 
     async def kept(engine: SpeculatorEngine, sample: Sample) -> Kept:
         found = await chunk_recall(engine, tokenizer, [sample], ways, settings.keep_rates)
         return {way: [*map(all, by_task[sample.task].values())] for way, by_task in found.items()}
 
-    head = {"ways": {way: WAYS[way] for way in settings.ways}, "keep_rates": settings.keep_rates}
+    head = {"ways": {way: WAYS.get(way) for way in settings.ways}, "keep_rates": settings.keep_rates}
     items = {sample.seed: sample for sample in samples}
     return await measured(settings, "skim bench evidence", head, items, kept, progress)
 
@@ -111,27 +108,16 @@ def _rows(settings: EvidenceSettings, samples: Sequence[Sample], kept: Mapping[s
     return rows
 
 
-_UNITS = {
-    "chunk": "chunks that hold nothing else count for the keep rate. *look-ahead* is the default, *look-ahead, all"
-    " layers* the paper's way, and *lexical* BM25, which is at its best where the question shares words with the"
-    " evidence.",
-    "text": "the keep rate is a share of the other tokens. Lines and sentences are kept or dropped as a whole, and BM25"
-    " is in the sum of all ways but *look-ahead, chunks*, which has chunks and the speculator's scores alone."
-    " *look-ahead* is the default of short prompts and *heads, windows* that of long ones (`read: auto`). *heads* are"
-    " the retrieval heads (over the whole prompt or in windows), and *lexical*"
-    " is BM25 alone.",
-}
-"""What a result says of its units, by the default granularity of the release that measured."""
-
-
 def describe(result: dict[str, Any]) -> str:
     """The conditions."""
     settings = result["settings"]
     return (
         f"Speculator `{settings['speculator']}`, {settings['prompts']} prompts per task of"
         f" {settings['prompt_tokens']} tokens. Shown is the share of the prompts of which all evidence was kept, with"
-        " its 95 % interval (Wilson). The protected tokens of serving are kept too; "
-        + _UNITS[settings.get("granularity", "chunk")]
+        " its 95 % interval (Wilson). The protected tokens of serving are kept too; the keep rate is a share of the"
+        " other tokens. Words are in the sum of all ways but *look-ahead, chunks*. *heads* are the retrieval heads,"
+        " over the whole prompt or in windows, and *lexical* is words alone. *read by auto* is the share of the prompts"
+        " whose question words do not place, so that `selector: auto` has them read."
     )
 
 

@@ -13,6 +13,7 @@ from kv_transfer.arrays import Float32Array, mask_of
 from kv_transfer.layout import TextLayout
 from kv_transfer.messages import SelectRequest
 from kv_transfer.options import SelectionOptions
+from router.decision.choice import PLACED
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
 from skim.prompts import render as render_prompt
@@ -21,7 +22,7 @@ from speculator_service.reading import Reading
 from speculator_service.selection.select import select
 from speculator_service.service import scores_of
 
-LEXICAL = "lexical"
+LEXICAL, READ = "lexical", "read by auto"
 
 _BY_ATTENTION = {
     "selector": "speculator",
@@ -43,7 +44,9 @@ WAYS: dict[str, dict[str, Any]] = {
     LEXICAL: {"selector": "lexical"},
 }
 """Ways to score a prompt, as selection options. The first is the default of short prompts, *heads, windows* that of
-long ones; the second has the paper's layers, and the last needs no speculator. With chunks, BM25 is not in the sum."""
+long ones; the second has the paper's layers, and the last needs no speculator. With chunks, BM25 is not in the sum.
+
+READ, in place of a way, says of a prompt whether `selector: auto` has it read: words do not place its question."""
 
 Recall = dict[str, dict[str, dict[float, list[bool]]]]
 """By way, task and keep rate: for each sample, whether all of its evidence was kept."""
@@ -65,8 +68,12 @@ async def chunk_recall(
         prompt = render_prompt(template_messages(sample.messages), tokenizer)
         layout, evidence = prompt.layout(PrefillOptions()), evidence_spans(prompt, sample.quiz)
         for way, options in ways.items():
-            importance = await importance_of(engine, f"recall-{number}-{way}", prompt, layout, options)
             by_rate = found[way].setdefault(sample.task, {rate: [] for rate in keep_rates})
+            if way == READ:
+                for read in by_rate.values():
+                    read.append(layout.placed < PLACED)
+                continue
+            importance = await importance_of(engine, f"recall-{number}-{way}", prompt, layout, options)
             for rate in keep_rates:
                 asked = options.model_copy(update={"keep_rate": rate})
                 by_rate[rate].append(kept_share(layout, evidence, importance, asked) == 1.0)

@@ -39,9 +39,11 @@ def test_a_folder_is_measured_by_ways_of_words_without_a_model(tmp_path):
     ]
     written(tmp_path / "questions.jsonl", lines)
     rows = run(QuestionsSettings(str(MODELS / "speculator"), tmp_path, ways=OF_WORDS))["rows"]
-    assert [row["blind_of"] for row in rows if row["keep_rate"] == 0.1] == [0] * 3 + [1] * 3 + [1] * 3
+    assert [row["blind_of"] for row in rows if row["keep_rate"] == 0.1] == [0, 0, 0, 0, 1, 1, 1, 0, 1, 1, 1, 0]
     plain = {row["set"]: row for row in rows if (row["way"], row["keep_rate"]) == ("plain BM25", 0.1)}
     assert plain["seen"]["gold"] == 1.0
+    read = {row["set"]: row["gold"] for row in rows if (row["way"], row["keep_rate"]) == ("read by auto", 0.1)}
+    assert read == {"seen": 0, "blind": 1, "mean of the sets": 0.5}
     assert plain["mean of the sets"]["gold"] == (1 + plain["blind"]["gold"]) / 2
 
 

@@ -35,6 +35,12 @@ def test_shared_words_are_found_more_often_than_by_random_scores(result):
     assert all(0 <= row["low"] < row["high"] <= 1 for row in result["rows"])
 
 
+def test_ways_of_words_need_no_model_and_auto_reads_what_shares_no_word():
+    settings = replace(SETTINGS, tasks=("association", "single_needle"), ways=("read by auto",), engine="none")
+    read = {row["task"]: row["kept"] for row in run(settings)["rows"]}
+    assert read["association"] >= 5 > read["single_needle"]
+
+
 def test_the_table_has_a_row_for_each_task_and_way(result):
     columns, rows = table(result)
     assert columns == ["task", "way", "keep 0.1", "keep 0.4"]
