@@ -24,7 +24,6 @@ from router.admission.controller import Admission
 from router.admission.intake_lock import IntakeLock
 from router.dispatch.dispatcher import Dispatcher
 from router.explain.log import Part
-from router.http.deployment_metrics import DeploymentMetrics
 from router.http.gate import Gate
 from router.options.request import PolicyOptions, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
@@ -142,6 +141,7 @@ class RouterDeployment:
         # The first prompt must not come before the next look of the watch.
         self._states.failed_probes = await self._serve_state.probes()
         from router.vllm_front.app import ServedModel, build_openai_app
+        from router.vllm_front.metrics import DeploymentMetrics
 
         with gc_frozen():
             max_len = self._pools.target.max_model_len

@@ -1,6 +1,6 @@
 """The metrics of one process in Prometheus' text format, for the `/metrics` of the endpoint.
 
-A replica tells them to the router that is asked, which puts all replicas together (`router.http.deployment_metrics`).
+A replica tells them to the router that is asked, which puts all replicas together (`router.vllm_front.metrics`).
 Gauges travel as numbers: the router makes one of those of all replicas. Counters and histograms travel as text with a
 label that names the replica, as vLLM's label `engine` names the engines of one server. Their sum over replicas would
 fall when a replica goes, and Prometheus would take that for a restart of all of them and count everything again.

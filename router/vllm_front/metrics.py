@@ -1,22 +1,36 @@
-"""vLLM's metrics that a router records: what clients send and wait for, its own queue, and those of vLLM's HTTP app.
+"""The metrics that a router records under vLLM's names, and `GET /metrics` of the whole deployment.
 
-The names, labels and buckets are vLLM's: its own PrometheusStatLogger makes them.
+A router records what clients send and wait for, its own queue, and those of vLLM's HTTP app: names, labels and buckets
+are vLLM's, whose PrometheusStatLogger makes them. Whichever router is asked tells the metrics of all replicas. One
+gauge is made of theirs: their sum, the mean of a share, or their largest. Counters and histograms keep a series for
+each replica.
 """
 
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from statistics import fmean
 
 from fastapi import FastAPI
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
 from vllm.config import VllmConfig
 from vllm.v1.engine import FinishReason
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.perf import PerfMetricsProm
 from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, SchedulerStats
 
-from actors.observability.exposition import OF_CLIENTS, QUEUES, VLLM, Exposition, expose, named
+from actors.observability.exposition import OF_CLIENTS, QUEUES, VLLM, Exposition, Labels, expose, exposed, named
+from actors.observability.metric_table import METRICS, Merge
 from actors.observability.metrics import PROCESS
 from router.admission.controller import Admission
 from router.dispatch.telemetry import ClientMetrics
+
+PATH = "/metrics"
+FRESH_S = 1.0
+"""An answer is given again for so long. Whoever asks needs no key, and every replica works for an answer."""
+_MERGES: dict[Merge, Callable[[Iterable[float]], float]] = {"sum": sum, "mean": fmean, "max": max}
 
 
 def stat_logger(vllm_config: VllmConfig, registry: CollectorRegistry) -> PrometheusStatLogger:
@@ -69,3 +83,57 @@ class FrontMetrics(ClientMetrics):
         # Beside them, vLLM's parsers of tool calls count in the process's own registry.
         parsers = [family for family in REGISTRY.collect() if family.name.startswith(VLLM)]
         return expose([*named(families, OF_CLIENTS | QUEUES), *front, *parsers, *PROCESS.collect()], self._model_name)
+
+
+class DeploymentMetrics:
+    """ask: what all replicas tell, this router among them; a replica that does not answer is left out."""
+
+    def __init__(self, ask: Callable[[], Awaitable[list[Exposition]]]) -> None:
+        self._ask = ask
+        self._answer: asyncio.Task[str] | None = None
+        self._answered_at = 0.0
+
+    def add_route(self, app: FastAPI) -> None:
+        """Answer at PATH in place of vLLM's front, which knows of no engine."""
+        app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) != PATH]
+
+        @app.get(PATH, include_in_schema=False)
+        async def metrics() -> Response:
+            return Response(await self.text(), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def text(self) -> str:
+        """The metrics in Prometheus' text format. Calls at the same time share an answer."""
+        now = asyncio.get_running_loop().time()
+        if self._answer is None or (self._answer.done() and now - self._answered_at > FRESH_S):
+            self._answer, self._answered_at = asyncio.create_task(self._collect()), now
+        return await asyncio.shield(self._answer)
+
+    async def _collect(self) -> str:
+        replicas = await self._ask()
+        # What prometheus_client tells of this router's process, as in stock vLLM.
+        own = [family for family in REGISTRY.collect() if family.name.startswith(("python_", "process_"))]
+        return await asyncio.to_thread(lambda: merged_metrics(replicas) + exposed(own))
+
+
+def merged_metrics(expositions: Iterable[Exposition]) -> str:
+    """The metrics of all replicas in Prometheus' text format."""
+    counts: defaultdict[str, list[str]] = defaultdict(list)
+    gauges: dict[str, Metric] = {}
+    values: defaultdict[str, defaultdict[Labels, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for replica in {one.replica: one for one in expositions}.values():
+        for header, lines in replica.counts.items():
+            counts[header].append(lines)
+        for name, text, labels, value in replica.gauges:
+            gauges.setdefault(name, Metric(name, text, "gauge"))
+            values[name][labels].append(value)
+    for name, gauge in gauges.items():
+        for labels, parts in values[name].items():
+            gauge.add_sample(name, dict(labels), _MERGES[_merge(name)](parts))
+    return "".join(header + "".join(lines) for header, lines in counts.items()) + exposed(gauges.values())
+
+
+def _merge(name: str) -> Merge:
+    if name in METRICS:
+        return METRICS[name].merge
+    # vLLM's, by their names.
+    return "mean" if name.endswith("_perc") else "max" if name.endswith(("_info", "_state")) else "sum"

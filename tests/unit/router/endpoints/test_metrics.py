@@ -9,14 +9,13 @@ import pytest
 import pytest_asyncio
 
 from router.dispatch.dispatcher import Dispatcher
-from router.http.deployment_metrics import DeploymentMetrics
 from router.options.request import PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
 from router.vllm_front.app import ServedModel, build_openai_app
-from router.vllm_front.metrics import FrontMetrics
+from router.vllm_front.metrics import DeploymentMetrics, FrontMetrics
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, LocalPools
-from tests.unit.router.http.test_deployment_metrics import read, total
+from tests.unit.router.vllm_front.test_deployment_metrics import read, total
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -16,8 +16,7 @@ from actors.observability import exposition
 from actors.observability.exposition import OF_CLIENTS, Exposition, exposed
 from actors.observability.metric_table import METRICS
 from router.admission.controller import Admission
-from router.http.deployment_metrics import DeploymentMetrics, merged_metrics
-from router.vllm_front.metrics import FrontMetrics, stat_logger
+from router.vllm_front.metrics import DeploymentMetrics, FrontMetrics, merged_metrics, stat_logger
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.actors.mock_actors import target
 from tests.unit.conftest import MODELS
