@@ -102,8 +102,7 @@ class RouterDeployment:
         return self._app
 
     async def reconfigure(self, sizes: Mapping[str, Any]) -> None:
-        """Serve calls it with the deployment's `user_config`, the arguments of `Admission.resize`, before the first
-        request and whenever it has changed."""
+        """Serve calls it with the deployment's `user_config`, before the first request and when it has changed."""
         self._admission.resize(**sizes)
 
     async def drain(self) -> bool:
@@ -188,11 +187,8 @@ class RouterDeployment:
 
 
 def _load_vllm() -> None:
-    """Import vLLM's app, which takes seconds and which the process that deploys does not need.
-
-    The router is a CPU process for vLLM, also on a node with GPUs: it runs no model, and without a GPU vLLM's CUDA
-    build finds no platform and cannot even read a model's config.
-    """
+    """Import vLLM's app, which takes seconds and which the process that deploys does not need."""
+    # A router runs no model. Without a GPU, vLLM's CUDA build finds no platform and cannot even read a model's config.
     os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
     with gc_frozen(), kept_log_file():
         import router.vllm_front.app  # noqa: F401

@@ -86,11 +86,8 @@ class PlacedText:
         self.tokens = tokens or (0, 0)
 
     def shown(self, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Which of its tokens are shown, bool [tokens]. kept: of the tokens, bool.
-
-        A first or last token that the template shares is always kept (`prompt_spans`), and so is token 0. Without its
-        neighbour it says nothing.
-        """
+        """Which of its tokens are shown, bool [tokens]. kept: of the tokens, bool. A first or last token that the
+        template shares is always kept, and so is token 0: without its neighbour it says nothing."""
         (first, end), shown = self.tokens, kept.copy()
         if shown.size > 1:
             shown[0] &= shown[1] or bool(first and self._ranges[first, 0] >= self._span[0])
@@ -139,8 +136,7 @@ class SelectedPrompt:
     def as_json(self, placed: PlacedText, *, scores: bool) -> dict[str, Any]:
         """JSON values of what was kept of a text of the prompt. scores: also the units, each with its score.
 
-        spans: half-open character ranges of the text. coverage: the kept share of the text's importance. usage: the
-        text's tokens, without the question and the template.
+        spans: half-open character ranges of the text. coverage: the kept share of its importance. usage: its tokens.
         """
         first, end = placed.tokens
         kept, coverage = self._kept[first:end], self._coverage_of_all

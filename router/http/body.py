@@ -158,11 +158,8 @@ async def read_fields(body: bytes, path: str) -> BodyFields:
 
 
 def parse_body(body: bytes, path: str) -> BodyFields:
-    """The fields of a body that is sent to `path`. The app refuses a malformed one.
-
-    Raises InvalidOptionError for a body that is too deep for what reads it here or in vLLM and pydantic, for a field
-    that no client may send, and for a value that vLLM or the messages between the pools cannot hold.
-    """
+    """The fields of a body that is sent to `path`. The app refuses a malformed one. Raises InvalidOptionError for a
+    body that is too deep, a field that no client may send, and a value that vLLM or the pools' messages cannot hold."""
     if too_deep(body):
         message = f"the body has more than {MAX_DEPTH} levels of lists and objects; flatten it"
         raise InvalidOptionError(message, "the body")

@@ -165,10 +165,7 @@ class DeferredResponse:
 
 
 def write_error_event(error: Mapping[str, Any]) -> bytes:
-    """The last event of a stream that fails. error: as `HttpError.body`.
-
-    OpenAI's clients look for an `error` in the data, Anthropic's for an event of that name.
-    """
+    """The last event of a stream that fails. OpenAI's clients look into its data, Anthropic's at its name."""
     return f"event: error\ndata: {json.dumps({'type': 'error', **error})}\n\n".encode()
 
 
@@ -187,11 +184,8 @@ def bounded(value: str) -> str:
 
 
 def losses_of(call: CallState) -> dict[str, Any]:
-    """The fields that are added to the usage of an answer; all its prompts are decided.
-
-    largest_dropped: the role that lost most tokens of a chat. Empty if nothing was dropped and the request has no
-    option of Skim: its answer is then that of a stock server.
-    """
+    """The fields that are added to the usage of an answer whose prompts are decided. Empty if nothing was dropped and
+    the request has no option of Skim: its answer is then that of a stock server."""
     if not (call.request.options.model_fields_set or any(prompt.dropped_tokens for prompt in call.prompts)):
         return {}
     kept, dropped = (sum(getattr(prompt, f"{what}_tokens") for prompt in call.prompts) for what in ("kept", "dropped"))

@@ -68,10 +68,7 @@ class HttpError:
         return {} if retry is None else {"retry-after": str(retry)}
 
     def body(self, path: str = "") -> dict[str, Any]:
-        """The error in the form of the endpoint at `path`: Anthropic's for its own, OpenAI's for all others.
-
-        In Anthropic's form, `param` and `code` are additional fields.
-        """
+        """The error in the form of the endpoint at `path`: Anthropic's for its own, OpenAI's for all others."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
         if not path.endswith(_ANTHROPIC_PATHS):
             return {"error": error}
@@ -84,7 +81,7 @@ class HttpError:
 
 
 def _encodable(text: str) -> str:
-    """`text` with lone surrogates escaped. JSON can contain them, UTF-8 cannot, and an error may quote the request."""
+    """`text` with lone surrogates escaped: JSON can contain them, UTF-8 cannot, and an error may quote the request."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -22,10 +22,8 @@ TOTAL = "total"
 
 
 def read_deadline(headers: Mapping[str, str], default_s: float | None, arrived: float) -> Deadline:
-    """The deadline of a request: that of its header, else the deployment's; a proxy's if it is sooner.
-
-    arrived: seconds of the event loop's clock. Raises InvalidOptionError.
-    """
+    """The deadline of a request: that of its header, else the deployment's; a proxy's if it is sooner. arrived: seconds
+    of the event loop's clock. Raises InvalidOptionError."""
     client = _within(headers, TIMEOUT, 1, MAX_TIMEOUT_MS, " of milliseconds")
     proxy = _within(headers, PROXY_TIMEOUT, 0, MAX_TIMEOUT_MS, " of milliseconds")
     limits = [client if client is not None else default_s and 1e3 * default_s, proxy]

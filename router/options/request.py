@@ -87,10 +87,8 @@ class PolicyOptions(SelectionOptions):
     )
 
     def keep(self, role: str, tool: str | None, tokens: int, wish: Keep | None) -> Keep:
-        """How much is kept of a content of a message. The first rule that applies decides.
-
-        tool: the name of the tool whose result it is. tokens: of the message. wish: the client's for this content.
-        """
+        """How much is kept of a content of a message. tool: whose result it is. tokens: of the message. wish: the
+        client's for this content."""
         if wish is not None:
             return wish
         is_short = self.keep_short > 0 and tokens <= self.keep_short
@@ -161,8 +159,7 @@ class Option(Generic[Options]):
     def resolve(self, defaults: Options, header: str | None, body: Any) -> Options:
         """The defaults, overridden by the header, overridden by the body field. header, body: None if absent.
 
-        `model_fields_set` of the result names the fields that the request gives.
-        Raises InvalidOptionError, which names the field and its allowed values.
+        `model_fields_set` of the result names the fields that the request gives. Raises InvalidOptionError.
         """
         given = self._header_fields(header) if header is not None else {}
         if body is not None:
@@ -212,10 +209,7 @@ DECODE = Option("speculative_decode", SpeculationOptions, "max-draft-tokens=4; a
 
 
 def read_decode(defaults: SpeculationOptions, headers: Mapping[str, str], body: Any) -> SpeculationOptions:
-    """As `DECODE.resolve`, limited by the settings that the deployment's engines were started with.
-
-    Raises InvalidOptionError for another method or for more drafts than the deployment has.
-    """
+    """As `DECODE.resolve`, limited by what the deployment's engines were started with."""
     options = DECODE.resolve(defaults, headers.get(DECODE.header), body)
     wrong = ""
     if options.method not in (defaults.method, "none"):

@@ -63,10 +63,8 @@ class AffinityRouter(RequestRouter):
         return [*([replica] for replica in within), *([beyond] if beyond else [])]
 
     async def _choose_replica_for_request(self, pending_request: PendingRequest, *, is_retry: bool = False) -> Any:
-        """Remember the replica before it has accepted the call.
-
-        Meanwhile the caller may leave, and the call be done all the same. What it left behind is then on this replica.
-        """
+        """Remember the replica before it has accepted the call: the caller may leave meanwhile, and what the call
+        leaves behind is then on this replica."""
         replica = await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
         key, named, request_id = pending_request.metadata.session_id.partition("/")
         if named and key != "@":
@@ -83,11 +81,8 @@ class AffinityRouter(RequestRouter):
         self._meter.record("skim_router_affinity_total", 1, pool=replica_id.deployment_id.name, outcome=outcome)
 
     def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: Any = None) -> None:
-        """Give the replica to the call that it was chosen for.
-
-        Serve finds that call by an id that all calls of one HTTP request share, so it would give the replica to another
-        prompt of the same request, and leave this one without a replica for good.
-        """
+        """Give the replica to the call that it was chosen for. Serve finds that call by an id that all calls of one
+        HTTP request share: another prompt could get the replica, and this one would stay without one for good."""
         for pending in self._pending_requests_to_fulfill:
             if pending.metadata is request_metadata and not pending.future.done():
                 self._cancel_routing_task_for_pending_request(pending)

@@ -40,11 +40,8 @@ class PrefixKeys:
         self._continuations: LRUCache[bytes, set[bytes]] = LRUCache(capacity)
 
     def key(self, token_ids: Int32Array, hashes: Sequence[bytes], opening: int = 0, salt: str | None = None) -> str:
-        """The key of a prompt, in hex.
-
-        token_ids: int32 [M]. hashes: of its blocks of BLOCK_TOKENS. opening: as in `PromptSpans`. salt: prompts with
-        different salts share no cache, so their keys differ.
-        """
+        """The key of a prompt, in hex. token_ids: int32 [M]. hashes: of its blocks of BLOCK_TOKENS. opening: as in
+        `PromptSpans`. salt: prompts with different salts share no cache, so their keys differ."""
         first = -(-opening // BLOCK_TOKENS) + WINDOW_BLOCKS
         if token_ids.size < first * BLOCK_TOKENS:
             return prefix_hash(token_ids, salt).hex()
@@ -68,20 +65,16 @@ class PrefixKeys:
 def preferred(
     key: str, loads: Mapping[Replica, int], most: Mapping[Replica, int]
 ) -> tuple[list[Replica], list[Replica]]:
-    """The replicas that may take a call, in the order of its key, and those that run too many requests.
-
-    loads: running requests of each replica. most: the largest number that each may run.
-    """
+    """The replicas that may take a call, in the order of its key, and those that run too many requests. loads: running
+    requests of each replica. most: the largest number that each may run."""
     bound, order = load_bound(list(loads.values())), ranked(key, list(loads))
     limits = {one: min(bound, most[one]) for one in order}
     return [one for one in order if loads[one] < limits[one]], [one for one in order if loads[one] >= limits[one]]
 
 
 def ranked(key: str, replicas: Sequence[Replica]) -> list[Replica]:
-    """The replicas in the order in which they are preferred for `key`. Replicas are told apart by their `str`.
-
-    A replica that comes or goes moves only its own keys.
-    """
+    """The replicas, told apart by their `str`, in the order in which they are preferred for `key`. A replica that comes
+    or goes moves only its own keys."""
     return sorted(replicas, key=lambda one: blake2b(f"{key} {one}".encode(), digest_size=8).digest())
 
 

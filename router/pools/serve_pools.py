@@ -285,10 +285,8 @@ class ServePools:
 
 
 def _with_prefill(output: GenerateOutput, prefill: GenerateOutput) -> GenerateOutput:
-    """The decode half's first output with the engine times of both legs; the rest of the wait is transfer time.
-
-    The cached tokens are those of the prefill half: the decode half got the others from it.
-    """
+    """The decode half's first output with the engine times of both legs, and the cached tokens of the prefill half: the
+    decode half got the others from it."""
     timings = dict(prefill.timings)
     timings["prefill"] = timings.get("prefill", 0.0) + output.timings.get("prefill", 0.0)
     return replace(output, timings=timings, cached_tokens=prefill.cached_tokens, created_tokens=prefill.created_tokens)

@@ -59,10 +59,8 @@ def bound_messages() -> None:
 
 
 def fail_fast(node: Any, copies: dict[int, Any] | None = None) -> Any:
-    """A copy of a pydantic core schema whose lists and objects stop at their first wrong element.
-
-    copies: of each node, by its `id`: a schema uses some nodes in several places.
-    """
+    """A copy of a pydantic core schema whose lists and objects stop at their first wrong element. copies: by the `id`
+    of a node: a schema uses some in several places."""
     if not isinstance(node, dict | list | tuple):
         return node
     copies = {} if copies is None else copies

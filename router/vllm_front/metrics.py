@@ -66,10 +66,8 @@ class FrontMetrics(ClientMetrics):
         self._logger.record(None, step)
 
     def count_requests_of(self, app: FastAPI) -> None:
-        """Make the app's middleware count in this router's registry.
-
-        vLLM has built the app's middlewares once before. In the same registry, those that are built now count nothing.
-        """
+        """Make the app's middleware count in this router's registry: vLLM has built the middlewares once before, and in
+        the same registry those that are built now count nothing."""
         for middleware in app.user_middleware:
             if "registry" in middleware.kwargs:
                 middleware.kwargs["registry"] = self._registry

@@ -65,9 +65,9 @@ class ChatRecorder:
     """Records each chat of a `renderer` (vllm.renderers.BaseRenderer) in the call's state, and asks for the tokens'
     character offsets.
 
-    All chat-like endpoints (chat, responses, messages) render with `render_chat_async`, raw prompts with
-    `render_cmpl_async`; both tokenize with `_tokenize_prompt_async`. All three are replaced on this instance. For the
-    places of the contents, a chat is rendered again with `render_messages_async`.
+    All chat-like endpoints render with `render_chat_async`, raw prompts with `render_cmpl_async`; both tokenize with
+    `_tokenize_prompt_async`. The three are replaced on this instance. For the places of the contents, a chat is
+    rendered again with `render_messages_async`.
     """
 
     def __init__(self, renderer: Any, control_tokens: ControlTokens | None = None) -> None:
@@ -82,8 +82,8 @@ class ChatRecorder:
     async def tokenize_prompt(self, prompt: Any, params: Any) -> Any:
         """As vLLM's `_tokenize_prompt_async`, but the known beginning of a text is not tokenized again.
 
-        Only of prompts whose offsets are asked for and that get no tokens around them. The others go vLLM's own way; so
-        do those that are too long, and what is only rendered: it is shown to the client in vLLM's own types.
+        Not of prompts without offsets, with tokens around them or that are too long, nor of what is only rendered: it
+        is shown to the client in vLLM's own types.
         """
         call, cache, wanted = CURRENT.get(), self._token_cache, params.get_encode_kwargs()
         is_shown = call is None or call.request.render_only
@@ -163,9 +163,8 @@ class ChatRecorder:
         return len(self._renderer.tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
     async def _contents(self, messages: Any, call: CallState, params: Any, prompt: Any) -> ChatContents:
-        """Where the contents of `messages` are in the rendered `prompt`, and the frame of windows.
-
-        messages: with the marks of the `keep` fields."""
+        """Where the contents of `messages`, which have the marks of the `keep` fields, are in the rendered `prompt`,
+        and the frame of windows."""
         text, keeps = prompt.get("prompt") or "", call.request.keep_fields
         with refusing(call):
             system = "system" in call.request.options.keep_by_role
