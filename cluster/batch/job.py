@@ -1,11 +1,9 @@
-"""`skim batch`: read the input, start or find the endpoint, answer the missing parts, join all parts.
-
-`python -m cluster.batch` takes the same options. The packages of the extra `batch` are imported when a job runs.
-"""
+"""`skim batch`: read the input, start or find the endpoint, answer the missing parts, join all parts."""
 
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +20,6 @@ from skim_common.errors import SkimError
 
 if TYPE_CHECKING:
     from cluster.batch.rows import InputPlan, Part
-    from cluster.batch.worker import PartReport
 
 PrintLine = Callable[[str], None]
 
@@ -36,10 +33,7 @@ PROGRESS_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """The options of a job. endpoint: a running one; config: a deployment to start; for a job, one of them is None.
-
-    address: the Ray cluster to join; None starts one on this machine.
-    """
+    """The options of a job. Of endpoint and config, one is None."""
 
     input: Annotated[str, typer.Option("--input", metavar="FILE", help="Rows in OpenAI's Batch format: path or URL.")]
     output: Annotated[str, typer.Option("--output", metavar="FILE", help="File for the answers: path or URL.")] = ""
@@ -118,21 +112,22 @@ def run_batch(options: BatchOptions, print_line: PrintLine) -> None:
         return
     done = journal.done()
     left = [part for part in plan.parts if part.index not in done]
-    counted = Progress(plan.rows, plan.rows - sum(part.rows for part in left), print_line)
-    print_line(f"Writing {output}" + (f": {counted.done} rows are already done" if counted.done else ""))
+    counts = Counter(rows=plan.rows - sum(part.rows for part in left))
+    print_line(f"Writing {output}" + (f": {counts['rows']} rows are already done" if counts["rows"] else ""))
     # The pools stop after the output is joined: stopping takes seconds.
     with ExitStack() as stack:
         try:
             if left:
                 batch_id = plan.fingerprint[:12]
                 url = stack.enter_context(_endpoint(options, batch_id, print_line))
-                _answer(replace(options, input=source, output=output, endpoint=url), batch_id, left, counted)
+                options = replace(options, input=source, output=output, endpoint=url)
+                _answer(options, batch_id, left, plan.rows, counts, print_line)
         except (SystemExit, KeyboardInterrupt):
-            print_line(f"Stopped with {counted.done} of {plan.rows} rows done: run the same command to continue")
+            print_line(f"Stopped with {counts['rows']} of {plan.rows} rows done: run the same command to continue")
             raise
         except SkimError as error:
             raise SkimError(
-                f"{error}; {counted.done} of {plan.rows} rows are done: run the same command to continue"
+                f"{error}; {counts['rows']} of {plan.rows} rows are done: run the same command to continue"
             ) from error
         if (failed := journal.finish(plan.parts)) is None:
             print_line(f"{output} has been finished by another job of this batch")
@@ -147,8 +142,16 @@ def output_folder() -> Path:
     return Path.cwd()
 
 
-def _answer(options: BatchOptions, batch_id: str, parts: "list[Part]", counted: "Progress") -> None:
-    """Answer all rows of `parts` by the endpoint of `options`."""
+def _answer(
+    options: BatchOptions,
+    batch_id: str,
+    parts: "list[Part]",
+    rows: int,
+    counts: Counter[str],
+    print_line: PrintLine,
+) -> None:
+    """Answer all rows of `parts` by the endpoint of `options`. rows: of the whole input. counts: gets those of each
+    part; its rows are those of earlier runs, too."""
     import ray
 
     from cluster.batch import worker
@@ -159,15 +162,26 @@ def _answer(options: BatchOptions, batch_id: str, parts: "list[Part]", counted: 
     key = SecretStr(os.environ.get(KEY_VARIABLE, "none"))
     endpoint = worker.Endpoint(options.endpoint, key, options.max_retries, options.timeout_s)
     asyncio.run(worker.check_endpoint(endpoint))
-    counted.print_line(f"Sending {sum(part.rows for part in parts)} rows to {endpoint.url}")
-    counted.start = time.monotonic()  # of the rates; the time before was start-up
+    print_line(f"Sending {sum(part.rows for part in parts)} rows to {endpoint.url}")
     is_here = is_local(options.input) or is_local(options.output) or is_loopback(endpoint.url)
     node = ray.get_runtime_context().get_node_id() if is_here else None
     settings = worker.WorkerSettings(options.input, options.output, endpoint, options.concurrency, batch_id)
+    before, start = counts["rows"], time.monotonic()  # errors and rates are those of this run
+    printed = start
     for report in worker.answer_parts(settings, parts, node):
-        if report.failure:
-            raise SkimError(report.failure)
-        counted.add(report)
+        if failure := report.pop("failure"):
+            raise SkimError(failure)
+        counts.update(report)
+        now, done = time.monotonic(), counts["rows"]
+        if done < rows and now - printed < PROGRESS_S:
+            continue
+        printed, seconds = now, max(now - start, 1e-3)
+        rate = (done - before) / seconds
+        print_line(
+            f"{done}/{rows} rows, {counts['failed']} errors, {rate:.1f} rows/s, tokens/s: "
+            f"{counts['read'] / seconds:,.0f} read, {counts['written'] / seconds:,.0f} written; about "
+            f"{(rows - done) / rate:,.0f} s left"
+        )
 
 
 @contextmanager
@@ -197,29 +211,3 @@ def _endpoint(options: BatchOptions, batch_id: str, print_line: PrintLine) -> It
         yield options.endpoint
     finally:
         ray.shutdown()
-
-
-class Progress:
-    """Counts the rows of a job. done: rows that are answered, those of earlier runs with them."""
-
-    def __init__(self, rows: int, done: int, print_line: PrintLine) -> None:
-        self.done, self._before, self._rows, self.print_line = done, done, rows, print_line
-        self._failed = self._prompt_tokens = self._answer_tokens = 0
-        self.start = self._printed = time.monotonic()
-
-    def add(self, report: "PartReport") -> None:
-        """Count one part. The printed errors and rates are those of this run alone."""
-        self.done += report.rows
-        self._failed += report.failed
-        self._prompt_tokens += report.prompt_tokens
-        self._answer_tokens += report.answer_tokens
-        now = time.monotonic()
-        if self.done < self._rows and now - self._printed < PROGRESS_S:
-            return
-        self._printed, seconds = now, max(now - self.start, 1e-3)
-        rate = (self.done - self._before) / seconds
-        self.print_line(
-            f"{self.done}/{self._rows} rows, {self._failed} errors, {rate:.1f} rows/s, tokens/s: "
-            f"{self._prompt_tokens / seconds:,.0f} read, {self._answer_tokens / seconds:,.0f} written; about "
-            f"{(self._rows - self.done) / rate:,.0f} s left"
-        )

@@ -73,7 +73,7 @@ class BatchAnswer(msgspec.Struct, frozen=True):
 
 
 class UnusableRowError(Exception):
-    """A line that cannot be sent. code: as in RowFault. custom_id: None if it could not be read."""
+    """A line that cannot be sent. custom_id: None if it could not be read."""
 
     def __init__(self, code: str, message: str, custom_id: str | None) -> None:
         super().__init__(message)
@@ -146,10 +146,7 @@ class InputPlan:
 
 
 def read_plan(url: str) -> InputPlan:
-    """Read the whole input. Raises SkimError if it cannot be read, has no rows, or uses a custom_id twice.
-
-    Memory: about 400 bytes per row, for the custom_ids and the parts.
-    """
+    """Read the whole input. Raises SkimError if it cannot be read, has no rows, or uses a custom_id twice."""
     plan, sha, end = InputPlan(), hashlib.sha256(), 0
     rows = list[tuple[int, int, int, int]]()  # line, start, end, check
     lines_of, repeated = dict[bytes, int](), list[str]()

@@ -78,8 +78,7 @@ def write(fs: Any, path: str, chunks: Iterable[bytes], *, scratch: str | None = 
     """Replace the content of `path` by `chunks` in one step: write a temporary file, then move it to `path`.
 
     scratch: folder of the temporary file, on the same file system; default: that of `path`. The move is atomic on local
-    disks (rename) and on object stores (server-side copy). A kill before the move leaves a `*.tmp` file; an error, such
-    as that of a full disk, leaves none.
+    disks (rename) and on object stores (server-side copy). Only a kill before the move leaves the file.
     """
     folder, _, name = path.rpartition("/")
     temporary = f"{folder if scratch is None else scratch}/{name}.{uuid.uuid4().hex}.tmp"

@@ -1,14 +1,10 @@
-"""Answers parts in Ray Data's actors, a few parts at a time, and writes them to the journal.
-
-Requests go through OpenAI's own client, which retries after a lost connection and after 408, 409, 429 and 5xx. It waits
-as long as `Retry-After` says (up to two minutes), otherwise 0.5 s growing to 8 s with jitter.
-"""
+"""Answers parts in Ray Data's actors by OpenAI's own client, which retries, and writes them to the journal."""
 
 import asyncio
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx2
@@ -64,33 +60,30 @@ class BatchClient:
         """
         async with self._turn:
             try:
-                return await self._post(request)
+                outcome: Response | RowFault = _as_response(
+                    await self._http.post(request.url, body=request.body, cast_to=httpx2.Response)
+                )
+            except APIStatusError as error:
+                outcome = _as_response(error.response)
             except APITimeoutError:
-                fault = RowFault("timeout", "the endpoint took longer than --timeout at every try")
+                outcome = RowFault("timeout", "the endpoint took longer than --timeout at every try")
             except APIConnectionError as error:
                 reason = str(error.__cause__ or error)
-                fault = RowFault("connection_error", f"the connection was lost at every try: {reason}")
-            await self._check_alive()
-            return fault
+                outcome = RowFault("connection_error", f"the connection was lost at every try: {reason}")
+            may_be_down = isinstance(outcome, RowFault) or outcome.status_code in UNAVAILABLE
+            if may_be_down and await _status(self._http, max_retries=1) in (None, *UNAVAILABLE):
+                raise EngineUnavailableError(f"the endpoint {self._url} stopped answering")
+            return outcome
 
-    async def _post(self, request: BatchRequest) -> Response:
-        try:
-            response = await self._http.post(request.url, body=request.body, cast_to=httpx2.Response)
-        except APIStatusError as error:
-            response = error.response
-            if response.status_code in UNAVAILABLE:
-                await self._check_alive()
-        try:
-            body = msgspec.json.decode(response.content)
-        except msgspec.DecodeError:
-            body = response.content.decode(errors="replace")
-        request_id = response.headers.get("x-request-id") or (body.get("id") if isinstance(body, dict) else None)
-        effective = {name: value for name, value in response.headers.items() if name.startswith(EFFECTIVE)}
-        return Response(response.status_code, str(request_id or ""), body, effective)
 
-    async def _check_alive(self) -> None:
-        if await _status(self._http, max_retries=1) in (None, *UNAVAILABLE):
-            raise EngineUnavailableError(f"the endpoint {self._url} stopped answering")
+def _as_response(response: httpx2.Response) -> Response:
+    try:
+        body = msgspec.json.decode(response.content)
+    except msgspec.DecodeError:
+        body = response.content.decode(errors="replace")
+    request_id = response.headers.get("x-request-id") or (body.get("id") if isinstance(body, dict) else None)
+    effective = {name: value for name, value in response.headers.items() if name.startswith(EFFECTIVE)}
+    return Response(response.status_code, str(request_id or ""), body, effective)
 
 
 async def check_endpoint(endpoint: Endpoint) -> None:
@@ -141,17 +134,6 @@ class WorkerSettings:
     batch_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class PartReport:
-    """The result of one part. failure: the reason why the whole job must stop; the numbers are then 0."""
-
-    rows: int = 0
-    failed: int = 0
-    prompt_tokens: int = 0
-    answer_tokens: int = 0
-    failure: str = ""
-
-
 class PartWorker:
     """Ray Data's callable: takes parts, returns reports. Several parts run at once, so none waits for a slow row."""
 
@@ -161,18 +143,21 @@ class PartWorker:
         self._journal = Journal(work.output)
 
     async def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """batch: one part as JSON, in the column `part`. Returns its report, as columns."""
+        """batch: one part as JSON, in the column `part`. Returns columns with its counts, and the reason why the whole
+        job must stop, if there is one."""
         part = msgspec.json.decode(str(batch["part"][0]), type=Part)
+        report: dict[str, Any] = {"rows": 0, "failed": 0, "read": 0, "written": 0, "failure": ""}
         try:
             rows = await asyncio.to_thread(read_part, self._work.input, part)
             answers = await asyncio.gather(*(self._answer(*row) for row in rows))
             await asyncio.to_thread(self._journal.commit, part, answers)
-            usages = [usage_of(answer.response.body) for answer in answers if answer.response]
-            tokens = [sum(column) for column in zip((0, 0), *usages, strict=True)]
-            report = PartReport(len(answers), sum(answer.failed for answer in answers), *tokens)
+            report |= {"rows": len(answers), "failed": sum(answer.failed for answer in answers)}
+            for read, written in (usage_of(answer.response.body) for answer in answers if answer.response):
+                report["read"] += read
+                report["written"] += written
         except SkimError as error:
-            report = PartReport(failure=str(error))
-        return {name: [value] for name, value in asdict(report).items()}
+            report["failure"] = str(error)
+        return {name: [value] for name, value in report.items()}
 
     async def _answer(self, number: int, line: bytes) -> BatchAnswer:
         try:
@@ -186,8 +171,8 @@ class PartWorker:
         return BatchAnswer(f"batch_req_{self._work.batch_id}_{number}", custom_id, response, fault)
 
 
-def answer_parts(work: WorkerSettings, parts: Sequence[Part], node_id: str | None) -> Iterator[PartReport]:
-    """Let Ray Data answer `parts`, and yield their reports as they come.
+def answer_parts(work: WorkerSettings, parts: Sequence[Part], node_id: str | None) -> Iterator[dict[str, Any]]:
+    """Let Ray Data answer `parts`, and yield the row of each (`PartWorker`) as it comes.
 
     node_id: the node for all workers, if the files or the endpoint are local to that node. Back-pressure: an actor
     reads a part when it has room for it, so at most twice the concurrent requests are in memory.
@@ -215,5 +200,4 @@ def answer_parts(work: WorkerSettings, parts: Sequence[Part], node_id: str | Non
         num_cpus=0,
         label_selector={"ray.io/node-id": node_id} if node_id else None,
     )
-    for row in reports.iter_rows():
-        yield PartReport(**row)
+    yield from reports.iter_rows()

@@ -17,7 +17,7 @@ from cluster.batch import job, worker
 from cluster.batch.job import BatchOptions, run_batch
 from cluster.batch.rows import Part
 from cluster.batch.storage import absolute
-from cluster.batch.worker import PartReport, PartWorker, WorkerSettings
+from cluster.batch.worker import PartWorker, WorkerSettings
 from cluster.serve import ray_cluster
 from skim_common.errors import SkimError
 from tests.unit.cluster.batch.conftest import row, write_rows
@@ -35,11 +35,11 @@ def asked(serve: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         usage = {"prompt_tokens": 10, "completion_tokens": 2}
         return httpx2.Response(400 if body["seed"] % 10 == 7 else 200, json={"seed": body["seed"], "usage": usage})
 
-    def in_this_process(work: WorkerSettings, parts: list[Part], node_id: str | None) -> Iterator[PartReport]:
+    def in_this_process(work: WorkerSettings, parts: list[Part], node_id: str | None) -> Iterator[dict[str, Any]]:
         for part in parts:
             sent = {"part": [msgspec.json.encode(part).decode()]}
             columns = asyncio.run(PartWorker(work)(sent))
-            yield PartReport(**{name: column[0] for name, column in columns.items()})
+            yield {name: column[0] for name, column in columns.items()}
 
     asked: list[int] = []
     serve(answer)
@@ -148,7 +148,7 @@ def test_a_stopped_job_goes_on(asked: list[int], run: Any, tmp_path: Path, monke
     write_rows(tmp_path / "in.jsonl", 40)
     whole = worker.answer_parts
 
-    def stopped(*arguments: Any) -> Iterator[PartReport]:
+    def stopped(*arguments: Any) -> Iterator[dict[str, Any]]:
         reports = whole(*arguments)
         yield next(reports)
         yield next(reports)
