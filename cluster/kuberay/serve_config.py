@@ -1,16 +1,15 @@
 """The Serve config of a RayService: the settings of the deployment as the pods read them."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
-from cluster.config.pools import PoolConfig
 from cluster.config.schema import DeploymentConfig
 from cluster.config.vllm_options import with_paths
 from cluster.kuberay.pods import API_KEYS_PATH, TLS_PATH, Object
 from cluster.serve.app import APP_NAME, logging_options, sizes_of
 from skim_common.errors import SkimError
-
-Pool = TypeVar("Pool", bound=PoolConfig)
 
 ROUTER_RESOURCE = "router_pool"
 SIZES = dict.fromkeys(("replicas", "autoscaling", "max_ongoing_requests", "drain_timeout_s"), True)
@@ -34,7 +33,7 @@ def serve_config(config: DeploymentConfig) -> Object:
                 "name": APP_NAME,
                 "route_prefix": "/",
                 "import_path": "cluster.serve.app:serve_app",
-                "args": _in_the_pods(config).model_dump(mode="json", exclude=NOT_ARGUMENTS),
+                "args": _arguments(config),
                 "deployments": [{"name": name, **sizes} for name, sizes in sizes_of(config).items()],
                 "logging_config": logging_options(config.observability),
             }
@@ -42,8 +41,8 @@ def serve_config(config: DeploymentConfig) -> Object:
     }
 
 
-def _in_the_pods(config: DeploymentConfig) -> DeploymentConfig:
-    """The deployment with the pods' paths and addresses, and without the token, which the pods read from a Secret."""
+def _arguments(config: DeploymentConfig) -> Object:
+    """The settings with the pods' paths and addresses, and without the token, which the pods read from a Secret."""
     settings = config.kubernetes
     if config.router.tls_cert:
         raise SkimError(
@@ -59,53 +58,40 @@ def _in_the_pods(config: DeploymentConfig) -> DeploymentConfig:
             "kubernetes.tls_secret: is not set, but channel.tls_ca is: put the three files into a Secret (tls.crt, "
             "tls.key, ca.crt) and set kubernetes.tls_secret to its name"
         )
-    paths = PodPaths(settings.models.mount_path)
-    speculator, target = paths.of("speculator", config.speculator), paths.of("target", config.target)
-    if target.prefill is not None:
-        target = target.model_copy(update={"prefill": paths.of("target.prefill", target.prefill)})
-    router = {
+    args: Object = config.model_dump(mode="json", exclude=NOT_ARGUMENTS)
+    args["spans_machines"] = True
+    args["router"] |= {
         "host": "0.0.0.0",
         "resources": {ROUTER_RESOURCE: 1, **config.router.resources},
         "api_keys_file": f"{API_KEYS_PATH}/keys.yaml" if settings.api_keys_secret else None,
     }
     files = {"tls_cert": "tls.crt", "tls_key": "tls.key", "tls_ca": "ca.crt"} if settings.tls_secret else {}
-    channel = {"token": None, **{name: f"{TLS_PATH}/{file}" for name, file in files.items()}}
-    return config.model_copy(
-        update={
-            "speculator": speculator,
-            "target": target,
-            "router": config.router.model_copy(update=router),
-            "channel": config.channel.model_copy(update=channel),
-            "spans_machines": True,
-        }
-    )
+    args["channel"] |= {"token": None, **{name: f"{TLS_PATH}/{file}" for name, file in files.items()}}
+    placed = _paths_of_pods(PurePosixPath(settings.models.mount_path))
+    pools = {"speculator": args["speculator"], "target": args["target"], "target.prefill": args["target"]["prefill"]}
+    for section, pool in pools.items():
+        if pool is not None:
+            pool["model"] = placed(section, "model", pool["model"])
+            change = partial(placed, f"{section}.engine_options")
+            pool["engine_options"] = with_paths(pool["engine_options"], change)
+    return args
 
 
-class PodPaths:
-    """The paths of one deployment in its pods. A path that is not on the models' volume is looked up there by its name,
-    so two of the same name would be one.
+def _paths_of_pods(volume: PurePosixPath) -> Callable[[str, str, str], str]:
+    """A function from a section, a setting in it and its path to that in the pods. A path that is not on the models'
+    volume is looked up there by its name, so two of the same name would be one: SkimError.
     """
+    sources: dict[str, tuple[str, str]] = {}
 
-    def __init__(self, volume: str) -> None:
-        self._volume = PurePosixPath(volume)
-        self._sources: dict[str, tuple[str, str]] = {}
-
-    def of(self, section: str, pool: Pool) -> Pool:
-        """The pool with the pods' paths. section: its name in the file, such as `target`. Raises SkimError."""
-        begin = f"{section}.engine_options."
-        options = with_paths(pool.engine_options, lambda option, path: self._placed(begin + option, path))
-        return pool.model_copy(
-            update={"model": self._placed(f"{section}.model", pool.model), "engine_options": options}
-        )
-
-    def _placed(self, option: str, path: str) -> str:
+    def placed(section: str, setting: str, path: str) -> str:
         if not path.startswith("/"):  # a hub name, or one of vLLM's own templates
             return path
-        inside = PurePosixPath(path).is_relative_to(self._volume)
-        place = path if inside else str(self._volume / PurePosixPath(path).name)
-        other, source = self._sources.setdefault(place, (option, path))
+        place = path if PurePosixPath(path).is_relative_to(volume) else str(volume / PurePosixPath(path).name)
+        other, source = sources.setdefault(place, (f"{section}.{setting}", path))
         if source != path:
             raise SkimError(
-                f"{other} and {option}: both would be {place} in the pods: give the folders different names"
+                f"{other} and {section}.{setting}: both would be {place} in the pods: give the folders different names"
             )
         return place
+
+    return placed
