@@ -12,7 +12,6 @@ from cluster.config.kubernetes import Label, LabelValue
 from cluster.config.vllm_options import with_located_paths
 from kv_transfer.options import YAML_SWITCH
 from router.options.settings import Resources
-from skim_common.engine_options import from_json
 from skim_common.environment import unless_set
 from skim_common.models.source import located
 
@@ -126,10 +125,9 @@ class PoolConfig(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=T
     @field_validator("engine_options")
     @classmethod
     def _named_and_located(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """vLLM's own config files write dashes, and mappings as JSON. A relative path starts at the config file's
-        folder."""
-        options = {name.replace("-", "_"): from_json(value) for name, value in options.items()}
-        return with_located_paths(options, (info.context or {}).get("folder", Path()))
+        """vLLM's own config files write dashes. A relative path starts at the config file's folder."""
+        named = {name.replace("-", "_"): value for name, value in options.items()}
+        return with_located_paths(named, (info.context or {}).get("folder", Path()))
 
     @field_validator("env")
     @classmethod

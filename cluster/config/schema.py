@@ -1,7 +1,5 @@
 """The settings of a deployment: its pools, its endpoint, the draft channel, logs and traces; and which of them
 have no effect beside others.
-
-`cluster.config.load` reads them from a YAML file and from command-line flags.
 """
 
 from collections.abc import Mapping

@@ -119,8 +119,6 @@ PATHS: Mapping[str, Kind] = {
 """By option, and field of an option. file: a file or a folder that is read. model: a folder, or a hub name. What an
 engine writes is not here: such a path starts at the engine's working directory."""
 
-_STRUCTURED = {name.partition(".")[0] for name in PATHS if "." in name}
-
 
 def check_engine_options(options: Mapping[str, Any], *, has_front: bool) -> None:
     """Raise ValueError for an entry of a pool's `engine_options` that is a setting of Skim, or that it does not take.
@@ -188,9 +186,12 @@ def settings_of_flags(flags: Mapping[str, Any], pool: str, at_default: frozenset
 def with_located_paths(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The options with absolute paths. A relative one starts at `folder`.
 
-    Adapters, and options with fields, may be JSON text, as on a command line. They become what it says.
+    JSON text, as on a command line, becomes what it says. What cannot be read stays as it is: its reader refuses it.
     """
-    read = {name: _read(name, value) if name in _STRUCTURED else value for name, value in options.items()}
+    read = {name: from_json(value) for name, value in options.items()}
+    if modules := read.get("lora_modules"):
+        modules = modules if isinstance(modules, list | tuple) else [modules]
+        read["lora_modules"] = [read_adapter(module) for module in modules]
     return with_paths(read, lambda name, path: _located(name, path, folder))
 
 
@@ -237,11 +238,3 @@ def _located(name: str, path: str, folder: Path) -> str:
     if name == "chat_template" and path.startswith("template_") and not os.path.exists(file):
         return path  # vLLM has templates of its own: template_chatml.jinja and others
     return os.path.abspath(file)
-
-
-def _read(name: str, value: Any) -> Any:
-    """A value of _STRUCTURED as data. What cannot be read stays as it is, and its reader refuses it."""
-    value = from_json(value)
-    if name != "lora_modules" or not value:
-        return value
-    return [read_adapter(one) for one in (value if isinstance(value, list | tuple) else [value])]
