@@ -114,24 +114,21 @@ def mean_wait(busy: float, service: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The shape of a model, as far as the plan needs it. positions: its longest prompt with the answer.
+    """A model, as far as the plan needs it. positions: the longest prompt with its answer. text: transformers' config.
 
-    parameters: without norms. head: numbers of the output head. kv_ranks: the most ranks that divide the KV cache.
-    idle: parameters of the routed experts that do not compute a token. chosen: the share of the experts that do.
+    parameters: without norms. head: numbers of the output head. idle: parameters of the routed experts that do not
+    compute a token. chosen: the share of the experts that do.
     """
 
     name: str
     positions: int
+    text: Any
     parameters: float
     read: ReadCost
     cache: CacheCost
     head: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_ranks: int
-    idle: float = 0.0
-    chosen: float = 1.0
+    idle: float
+    chosen: float
 
     @classmethod
     def of(cls, name: str, text: Any) -> "Model":
@@ -143,20 +140,9 @@ class Model:
         every.num_experts_per_tok = experts
         idle = (read_cost(every).linear - cost.linear) / 2
         head = text.vocab_size * text.hidden_size
-        return cls(
-            name,
-            position_count(text),
-            cost.linear / 2 + idle + head * (1 if getattr(text, "tie_word_embeddings", False) else 2),
-            cost,
-            cache_cost(text),
-            head,
-            text.hidden_size,
-            text.num_hidden_layers,
-            text.num_attention_heads,
-            kv_head_count(text),
-            idle,
-            text.num_experts_per_tok / experts if experts else 1.0,
-        )
+        parameters = cost.linear / 2 + idle + head * (1 if getattr(text, "tie_word_embeddings", False) else 2)
+        chosen = text.num_experts_per_tok / experts if experts else 1.0
+        return cls(name, position_count(text), text, parameters, cost, cache_cost(text), head, idle, chosen)
 
     def touched(self, tokens: float) -> float:
         """The parameters that a step of `tokens` tokens reads: each token chooses its experts independently."""
@@ -184,7 +170,7 @@ class PlannedEngine:
 
     def kv_bytes(self, tokens: float) -> float:
         """KV bytes of a prompt on each rank. If there are more ranks than KV heads, some hold copies."""
-        return self.model.cache.numbers(tokens) * self.kv_bits / 8 / min(self.ranks, self.model.kv_ranks)
+        return self.model.cache.numbers(tokens) * self.kv_bits / 8 / min(self.ranks, kv_head_count(self.model.text))
 
     @property
     def weight_bytes(self) -> float:
@@ -224,8 +210,8 @@ class PlannedEngine:
         model, read = self.model, Read(tokens, max(0, round(context)))
         linear = rows * (model.read.linear_flops(read) + tokens * 2 * model.head)
         attention = rows * model.read.attention_flops(read)
-        kv = rows * self.kv_bytes(context)
-        return self._seconds(linear, model.touched(rows * tokens), attention, kv, rows * tokens, 1)
+        weights, kv = model.touched(rows * tokens), rows * self.kv_bytes(context)
+        return self._seconds(linear, weights, attention, kv, rows * tokens, 1)
 
     def _seconds(self, linear: float, weights: float, attention: float, kv: float, tokens: float, steps: int) -> float:
         """linear, attention: operations. weights: parameters that are read. kv: bytes of each rank that are read.
@@ -235,8 +221,8 @@ class PlannedEngine:
         machine, ranks = self.machine, self.ranks
         products = roofline(linear / ranks, weights * self.weight_bits / 8 / ranks, machine.linear, machine.bandwidth)
         pairs = roofline(attention / ranks, kv, machine.attention, machine.bandwidth)
-        each = all_reduce(tokens * self.model.hidden * ACTIVATION_BYTES, ranks, machine.link)
-        reduces = 2 * self.model.layers * (each + steps * machine.reduce_s) if ranks > 1 else 0.0
+        each = all_reduce(tokens * self.model.text.hidden_size * ACTIVATION_BYTES, ranks, machine.link)
+        reduces = 2 * self.model.text.num_hidden_layers * (each + steps * machine.reduce_s) if ranks > 1 else 0.0
         return products + pairs + reduces + machine.token_s * tokens + machine.step_s * steps
 
 
@@ -253,7 +239,7 @@ def pool(
     for ranks in RANKS:
         engine = replace(engine, ranks=ranks)
         sessions = int(engine.kv_room / engine.kv_bytes(tokens + answer))
-        if sessions and engine.model.heads % ranks == 0:
+        if sessions and engine.model.text.num_attention_heads % ranks == 0:
             break
     else:
         return None
