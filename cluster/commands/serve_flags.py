@@ -18,31 +18,30 @@ SPECULATOR = "--speculator."
 _NUMBER = re.compile(r"-\d")
 
 
-def read_words(words: Sequence[str], own: Collection[str]) -> tuple[str | None, dict[str, Any]]:
+def read_words(words: Sequence[str], skim_flags: Collection[str]) -> tuple[str | None, dict[str, Any]]:
     """The model or the deployment file, if one is given, and settings of the deployment by dotted name.
 
-    own: the flags of Skim, to propose one of them for a flag that nobody knows. Raises SkimError.
+    skim_flags: those of `skim serve`, to propose one of them for a flag that nobody knows. Raises SkimError.
     """
     if not words or (len(words) == 1 and not words[0].startswith("-")):
         return next(iter(words), None), {}
-    lines = _apart(words)
-    (given, at_default), (theirs, their_defaults) = _read(lines, own)
-    given, theirs = with_located_paths(given, Path.cwd()), with_located_paths(theirs, Path.cwd())
-    if wrong := theirs.keys() & {"model_tag", "model", "revision"}:
-        shown = theirs["model_tag"] if "model_tag" in wrong else f"{SPECULATOR}{min(wrong)}"
+    (given, at_default), (speculator, its_defaults) = _read(_by_pool(words), skim_flags)
+    given, speculator = with_located_paths(given, Path.cwd()), with_located_paths(speculator, Path.cwd())
+    if wrong := speculator.keys() & {"model_tag", "model", "revision"}:
+        shown = speculator["model_tag"] if "model_tag" in wrong else f"{SPECULATOR}{min(wrong)}"
         raise SkimError(
             f"{shown} stands in the speculator's flags: write the target first, and the speculator as"
             " --speculator MODEL or --speculator owner/name@revision"
         )
     settings = settings_of_flags(given, "target", at_default)
-    settings |= settings_of_flags(theirs, "speculator", their_defaults)
+    settings |= settings_of_flags(speculator, "speculator", its_defaults)
     what = given.get("model_tag") or given.get("model")
     if what and (revision := given.get("revision")) and not os.path.exists(what):
         what = f"{what}@{revision}"
     return what, settings
 
 
-def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def _by_pool(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The target's and the speculator's words. A value follows its flag."""
     target: list[str] = []
     speculator: list[str] = []
@@ -56,7 +55,7 @@ def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return target, speculator
 
 
-def _read(lines: Sequence[Sequence[str]], own: Collection[str]) -> list[tuple[dict[str, Any], frozenset[str]]]:
+def _read(lines: Sequence[Sequence[str]], skim_flags: Collection[str]) -> list[tuple[dict[str, Any], frozenset[str]]]:
     """What each line gives, and the names whose value is vLLM's default, read by vLLM."""
-    read = front_process().ask("read_flags", lines=lines, own=sorted(own))
+    read = front_process().ask("read_flags", lines=lines, own=sorted(skim_flags))
     return [(line["given"], frozenset(line["at_default"])) for line in read]

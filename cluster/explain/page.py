@@ -1,7 +1,7 @@
 """Renders an explanation and its prompt as one HTML page, which needs no network.
 
-The prompt is hostile input. It is put into the page as JSON in ASCII, without a character that HTML reads, and the
-page's script shows it as text. Characters that would be invisible or change the order of others are shown by name.
+The prompt is hostile input: the page has it as JSON in ASCII, without a character that HTML reads, and shows it as
+text. Characters that would be invisible or change the order of others are shown by name.
 """
 
 import codecs
@@ -36,8 +36,8 @@ LABELS = {
 }
 _DROPPED = {"name": "dropped", "label": "Dropped", "text": "not read by the target"}
 
-# C0 and C1 controls but for tab and line feed, soft hyphen, bidirectional controls, zero-width and line separators,
-# tags, surrogates. The joiners U+200C and U+200D are left: scripts and emoji need them.
+# Controls but for tab and line feed, soft hyphen, bidirectional controls, zero-width and line separators, tags and
+# surrogates. The joiners U+200C and U+200D are left: scripts and emoji need them.
 _NAMED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
     "\U000e0000-\U000e007f]"

@@ -1,9 +1,8 @@
 """Serve's HTTP proxy in a pod sends its clients away before the pod ends.
 
 Clients keep connections to a pod that no Kubernetes Service names any more. Their requests would fail when it ends.
-The pod's hook makes a file first; from then on, the proxy's answers close their connections. This needs no other part:
-when a whole cluster is deleted, its head is often gone before the hook of another pod runs. A proxy that Serve drains,
-because no replica is left on its node, does the same.
+The pod's hook makes a file first; from then on, and when Serve drains the proxy, its answers close their connections.
+This needs no other part: the head of a cluster that is deleted is often gone before the hook of another pod runs.
 """
 
 import os

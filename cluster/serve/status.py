@@ -119,7 +119,7 @@ def _routers_are_ready(name: str) -> bool:
 
 
 def _failure(
-    name: str, application: ApplicationStatusOverview, earlier: Mapping[str, str], ready: Collection[str]
+    app: str, application: ApplicationStatusOverview, earlier: Mapping[str, str], ready: Collection[str]
 ) -> str | None:
     """Why a start has failed; None if none has. A replica that died after it was running is no failure.
 
@@ -127,19 +127,19 @@ def _failure(
     replica's process and actor: two failures never have one text. ready: parts that have started.
     """
     parts = application.deployments
-    news = {part: now.message for part, now in parts.items() if now.message and now.message != earlier.get(part)}
-    starting = {part: now for part, now in parts.items() if now.status != "HEALTHY" and part not in ready}
-    failed = any(FAILED_START in news.get(part, "") for part in starting)
+    new = {name: part.message for name, part in parts.items() if part.message and part.message != earlier.get(name)}
+    starting = {name: part for name, part in parts.items() if part.status != "HEALTHY" and name not in ready}
+    failed = any(FAILED_START in new.get(name, "") for name in starting)
     if application.status == ApplicationStatus.UNHEALTHY:
-        has_died = any(now.status == "UNHEALTHY" for now in parts.values())
+        has_died = any(part.status == "UNHEALTHY" for part in parts.values())
         failed |= not has_died or any(
-            now.status == "UNHEALTHY" and now.status_trigger != "HEALTH_CHECK_FAILED" for now in starting.values()
+            part.status == "UNHEALTHY" and part.status_trigger != "HEALTH_CHECK_FAILED" for part in starting.values()
         )
     if not failed and application.status != ApplicationStatus.DEPLOY_FAILED:
         return None
     # The replica's own note: Serve's message does not hold it where a start was ended by its time limit.
-    noted = [start.reason for part in news if (start := last_failed_start(name, part))]
-    return noted[0] if noted else failure_reason([*news.values(), application.message])
+    noted = [start.reason for part in new if (start := last_failed_start(app, part))]
+    return noted[0] if noted else failure_reason([*new.values(), application.message])
 
 
 def current_parts(app: str = APP_NAME) -> list[PartStatus] | None:
