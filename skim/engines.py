@@ -1,13 +1,13 @@
 """A speculator and a target engine in this process, and both as the pools of a router's dispatcher."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from kv_transfer.drafts import DraftReply, DraftRequest
+from kv_transfer.drafts import DraftRequest
 from kv_transfer.messages import (
     GenerateOutput,
     GenerateRequest,
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 """Of the draft channel."""
-
-AnswerDrafts = Callable[["DraftService", DraftRequest], Awaitable[DraftReply]]
-"""Answers a message of the draft channel in place of `DraftService.handle`, which it may call."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +67,9 @@ class PairEngines:
         *,
         speculator: EngineSettings | None = None,
         target: EngineSettings | None = None,
-        answer_drafts: AnswerDrafts | None = None,
         reads_for: str | None = None,
     ) -> None:
-        """Start the engines; the event loop waits meanwhile.
+        """Start the engines, at least one; the event loop waits meanwhile.
 
         reads_for: without a target, the model whose tokens prompts and selections are in; by default the speculator.
         Raises ModelError for models that cannot be used or do not fit, SkimError for an engine that does not start.
@@ -82,14 +78,13 @@ class PairEngines:
         from speculator_service.translation import translated, translation_for
         from target_service.engine import create_engine as create_target
 
-        self._model = target.model if target is not None else reads_for or (speculator.model if speculator else None)
+        self._model = next(filter(None, (target and target.model, reads_for, speculator and speculator.model)))
         translation = None
-        if speculator is not None and self._model not in (None, speculator.model):
+        if speculator is not None and self._model != speculator.model:
             inspect_model(self._model, engine="tokenizer")
             translation = translation_for(speculator.model, self._model)
         self._speculator: SpeculatorEngine | None = None
         self._target: TargetEngine | None = None
-        self._answer_drafts = answer_drafts
         self._server: DraftServer | None = None
         self._address, self._starting = "", asyncio.Lock()
         self._numbers = count()
@@ -120,8 +115,6 @@ class PairEngines:
     @cached_property
     def tokenizer(self) -> Any:
         """The transformers tokenizer of prompts and selections: the target's, if there is one."""
-        if self._model is None:
-            raise SkimError("this pair was opened without a model")
         return load_tokenizer(self._model)
 
     @cached_property
@@ -154,8 +147,7 @@ class PairEngines:
         drafts = self.drafts
         async with self._starting:
             if self._server is None:
-                handler = partial(self._answer_drafts, drafts) if self._answer_drafts else drafts.handle
-                self._server = DraftServer(handler, HOST)
+                self._server = DraftServer(drafts.handle, HOST)
                 self._address = f"{HOST}:{await self._server.start()}"
         return self._address
 

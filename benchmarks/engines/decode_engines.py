@@ -24,7 +24,6 @@ from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim.engines import EngineSettings, PairEngines
 from skim_common.environment import CORES, with_environment
 from skim_common.models.source import local_folder
-from speculator_service.drafting import DraftService
 from speculator_service.engine import create_engine as create_speculator
 from target_service.engine import create_engine as create_target
 
@@ -113,18 +112,20 @@ class DecodeEngines:
         progress(f"starting the speculator and {len(wanted)} targets", 0)
         round_ms: list[float] = []
 
-        async def timed(service: DraftService, request: DraftRequest) -> DraftReply:
+        on_first = partial(_create_on_core, first, create_speculator)
+        speculator = PairEngines(
+            speculator=EngineSettings(settings.speculator, options=settings.engine_options, create=on_first)
+        )
+        handle = speculator.drafts.handle
+
+        async def timed(request: DraftRequest) -> DraftReply:
             began = time.perf_counter()
-            reply = await service.handle(request)
+            reply = await handle(request)
             if reply.drafts:
                 round_ms.append(1e3 * (time.perf_counter() - began))
             return reply
 
-        on_first = partial(_create_on_core, first, create_speculator)
-        speculator = PairEngines(
-            speculator=EngineSettings(settings.speculator, options=settings.engine_options, create=on_first),
-            answer_drafts=timed,
-        )
+        speculator.drafts.handle = timed  # type: ignore[method-assign]
         engines = cls(settings, speculator, {}, round_ms)
         try:
             for name, options in _target_options(settings).items():

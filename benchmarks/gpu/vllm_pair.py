@@ -8,8 +8,9 @@ forced, if another batch shape changes the target's choice between two almost eq
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from kv_transfer.options import DecodeOptions, SelectionOptions
 from skim.engines import EngineSettings, PairEngines
 from skim_common.errors import SkimError
 from skim_common.models.info import inspect_model, text_config
-from speculator_service.drafting import DraftService
 from speculator_service.engine import ScoreRequest
 from speculator_service.model import model_fingerprint
 from speculator_service.scoring.heads import Head, HeadProfile, save
@@ -124,8 +124,9 @@ class VllmPair:
         made._pair = PairEngines(
             speculator=EngineSettings(speculator, options={**plan.engine_options(parts[0], plan.read), **heads}),
             target=EngineSettings(target, options={**plan.engine_options(parts[1], plan.kept), **drafting}),
-            answer_drafts=made._answer,
         )
+        drafts = made._pair.drafts
+        drafts.handle = partial(made._answer, drafts.handle)  # type: ignore[method-assign]
         try:
             if plan.stock:
                 print_line("starting the target without drafts")
@@ -237,10 +238,12 @@ class VllmPair:
                 first, at_first = last, len(answer)
         return Decoded(answer, last - first, len(answer) - at_first)
 
-    async def _answer(self, service: DraftService, request: DraftRequest) -> DraftReply:
+    async def _answer(
+        self, handle: Callable[[DraftRequest], Awaitable[DraftReply]], request: DraftRequest
+    ) -> DraftReply:
         """Answer on the draft channel: draft for sessions that are not instant, then reply with the forced drafts."""
         working = [row for row in request.rows if not self._forced[row.session].instant]
-        await service.handle(replace(request, rows=working))
+        await handle(replace(request, rows=working))
         return DraftReply({row.session: self._forced[row.session].drafts(row) for row in request.rows})
 
 

@@ -184,9 +184,6 @@ def _as_chat(text: str, chat: bool) -> str | Messages:
 
 def highlight_kept(pieces: list[str], positions: np.ndarray, first: int = 0, last: int | None = None) -> Text:
     """Token texts `pieces[first:last]` as one rich Text, kept ones bold on colour, dropped ones dim."""
-    kept = np.zeros(len(pieces), bool)
-    kept[positions] = True
-    text = Text()
-    for piece, is_kept in zip(pieces[first:last], kept[first:last], strict=True):
-        text.append(piece, style="bold black on bright_green" if is_kept else "dim")
-    return text
+    kept = set(np.asarray(positions).tolist())
+    numbered = list(enumerate(pieces))[first:last]
+    return Text.assemble(*((text, "bold black on bright_green" if i in kept else "dim") for i, text in numbered))

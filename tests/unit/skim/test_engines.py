@@ -155,11 +155,14 @@ async def test_the_draft_channel_drafts_after_the_answer():
 async def test_the_replies_of_the_draft_channel_can_be_replaced():
     seen = []
 
-    async def no_drafts(service, request):
-        seen.append(await service.handle(request))
+    pair = PairEngines(speculator=SPECULATOR, target=TARGET)
+    handle = pair.drafts.handle
+
+    async def no_drafts(request):
+        seen.append(await handle(request))
         return DraftReply()
 
-    pair = PairEngines(speculator=SPECULATOR, target=TARGET, answer_drafts=no_drafts)
+    pair.drafts.handle = no_drafts
     assert (await drafts_of(pair)).drafts == {}
     assert [draft.tokens.size for draft in seen[0].drafts.values()] == [3]
     await pair.close()
