@@ -54,8 +54,7 @@ class PoolStates:
 
     def __init__(self, down_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._down_after_s, self._clock = down_after_s, clock
-        self._empty_since: dict[str, float] = {}
-        self._asleep: set[str] = set()
+        self._empty_since: dict[str, float] = {}  # infinite for a pool that autoscaling has emptied, until it answers
         self._running: dict[str, int] = {}
         self._waiting: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)
         self.failed_probes: Mapping[str, str] = {}
@@ -67,9 +66,8 @@ class PoolStates:
             if replicas.running:
                 self.answered(pool)
             elif not replicas.configured:
-                self._asleep.add(pool)
-                self._empty_since.pop(pool, None)
-            elif pool not in self._asleep:
+                self._empty_since[pool] = math.inf
+            else:
                 self._empty_since.setdefault(pool, self._clock())
         for pool in filter(self.is_down, self._empty_since):
             for wait in self._waiting[pool]:
@@ -78,7 +76,6 @@ class PoolStates:
 
     def answered(self, pool: str) -> None:
         """The pool answered, so it is up, at once. Serve's next report may say otherwise: the time then begins anew."""
-        self._asleep.discard(pool)
         self._empty_since.pop(pool, None)
 
     def per_router(self, pool: str) -> float:
@@ -86,8 +83,7 @@ class PoolStates:
         return (self._running.get(pool) or 1) / (self._running.get("router") or 1)
 
     def is_down(self, pool: str) -> bool:
-        since = self._empty_since.get(pool)
-        return since is not None and self._clock() - since >= self._down_after_s
+        return self._clock() - self._empty_since.get(pool, math.inf) >= self._down_after_s
 
     def check(self, pool: str) -> None:
         """Raise PoolDownError if the pool is down."""
