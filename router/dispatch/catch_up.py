@@ -27,11 +27,11 @@ import numpy as np
 from cachetools import LRUCache
 
 from kv_transfer.arrays import Int32Array
-from kv_transfer.messages import ADAPTER, READ_ONLY, Envelope, GenerateOutput, GenerateRequest, KeptPrompt, TokenLogprob
+from kv_transfer.messages import ADAPTER, READ_ONLY, Envelope, GenerateOutput, GenerateRequest, KeptPrompt
 from kv_transfer.options import AUTO, DecodeOptions
 from kv_transfer.prefix_hash import block_hashes
 from router.decision.catch_up import chunk_tokens, next_read, pause_ms, plan
-from router.decision.conversations import Conversations, goes_on
+from router.decision.conversations import Client, Conversations, goes_on
 from router.decision.guard import AGREES
 from router.decision.ledger import BLOCK_TOKENS
 from router.dispatch.parts import Parts
@@ -72,8 +72,7 @@ class Reading:
     prepared: Prepared
     ids: Int32Array  # [T], the prompt and its answer
     hashes: Sequence[bytes]  # of their blocks
-    key: str  # the name of the call's API key
-    shape: str  # as in Outcome
+    client: Client
     judged: bool  # the guard learns from the answer
     scored: int  # first tokens of the answer that are still to be scored
     done: int  # tokens of ids that the target has read
@@ -163,8 +162,8 @@ class CatchUps:
             return
         self._waiting.append(self._reading(outcome, answer))
         if len(self._waiting) > MOST_WAITING:
-            [(most, _)] = Counter(other.key for other in self._waiting).most_common(1)
-            self._cancel(next(other for other in self._waiting if other.key == most), "dropped")
+            [(most, _)] = Counter(other.client[0] for other in self._waiting).most_common(1)
+            self._cancel(next(other for other in self._waiting if other.client[0] == most), "dropped")
         self._start()
 
     def _reading(self, outcome: Outcome, answer: AnswerRecord) -> Reading:
@@ -178,8 +177,7 @@ class CatchUps:
             prepared,
             ids,
             block_hashes(ids, BLOCK_TOKENS, forecast.salt, known=forecast.hashes),
-            outcome.call.request.key,
-            outcome.shape,
+            (outcome.call.request.key, outcome.shape),
             _is_judged(outcome),
             min(SCORED_TOKENS, max(0, int(ids.size - prompt.size))) if _is_greedy(prepared) else 0,
             done=min(forecast.known_dense, int(prompt.size) - 1) // BLOCK_TOKENS * BLOCK_TOKENS,
@@ -202,12 +200,12 @@ class CatchUps:
 
     def _end(self, reading: Reading, outcome: str) -> None:
         self._parts.meter.record("skim_router_catch_ups_total", 1, outcome=outcome)
-        self._note(reading, outcome)
+        self._show(reading, outcome)
 
-    def _note(self, reading: Reading, state: str) -> None:
-        """Tell the explain view."""
+    def _show(self, reading: Reading, state: str) -> None:
+        """In the explain view."""
         shown = {"state": state, "tokens": reading.done, "of": int(reading.ids.size), "agreement": reading.agreement}
-        self._parts.log.note_catch_up(reading.prepared.request_id, shown, reading.key)
+        self._parts.log.note_catch_up(reading.prepared.request_id, shown, reading.client[0])
 
     async def _run(self, reading: Reading) -> None:
         outcome = "failed"
@@ -295,21 +293,18 @@ class CatchUps:
         reading.done = end
         if scored:
             reading.scored = 0
-            self._compare(reading, output.prompt_logprobs or ())
-        self._note(reading, "reading")
+            likeliest = [candidates[0].rank == 1 for candidates in output.prompt_logprobs or () if candidates]
+            if likeliest:  # none if the answer's tokens were cached
+                self._measure(reading, sum(likeliest) / len(likeliest))
+        self._show(reading, "reading")
 
-    def _compare(self, reading: Reading, logprobs: Sequence[Sequence[TokenLogprob] | None]) -> None:
-        """Measure how much of the answer the dense model would have chosen. logprobs: empty if its tokens were
-        cached."""
-        likeliest = [candidates[0].rank == 1 for candidates in logprobs if candidates]
-        if not likeliest:
-            return
-        reading.agreement = sum(likeliest) / len(likeliest)
-        agrees, meter = reading.agreement >= AGREES, self._parts.meter
+    def _measure(self, reading: Reading, agreement: float) -> None:
+        """agreement: the share of the answer's tokens that the dense model would have chosen."""
+        reading.agreement, agrees, kind = agreement, agreement >= AGREES, reading.client[1]
         if reading.judged:
-            self._parts.agreements.measured((reading.key, reading.shape), agrees=agrees)
-        meter.record("skim_router_audit_agreement", reading.agreement, kind=reading.shape)
-        meter.record("skim_router_audits_total", 1, outcome="agrees" if agrees else "differs", kind=reading.shape)
+            self._parts.agreements.measured(reading.client, agrees=agrees)
+        self._parts.meter.record("skim_router_audit_agreement", agreement, kind=kind)
+        self._parts.meter.record("skim_router_audits_total", 1, outcome="agrees" if agrees else "differs", kind=kind)
 
 
 def _is_greedy(prepared: Prepared) -> bool:
