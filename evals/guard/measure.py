@@ -19,7 +19,7 @@ from evals.agents.bfcl import BFCL, bfcl_requests
 from evals.guard.train import as_weights, train
 from evals.guard.wordings import HELD_OUT, LATER, TRAINED, Wording, filled, plain
 from evals.questions.file import read_questions
-from router.decision import whole_text
+from router.decision import guard
 from router.decision.guard import needs_whole_text
 
 
@@ -44,12 +44,12 @@ def table(wordings: Sequence[Wording], dense: Callable[[Wording], bool]) -> str:
 def unseen(path: Path) -> str:
     """The table by classifiers that do not know the language."""
     wordings, verdicts = plain(path), dict[Wording, bool]()
-    known = whole_text.weights
+    known = guard.weights
     for language in dict.fromkeys(wording.language for wording in wordings):
         trained = as_weights(*train(list(filled(TRAINED, random.Random(0), without=[language]))))
-        whole_text.weights = lambda trained=trained: trained  # type: ignore[assignment]
+        guard.weights = lambda trained=trained: trained  # type: ignore[assignment]
         verdicts |= {wording: needs_whole_text(wording.text) for wording in wordings if wording.language == language}
-    whole_text.weights = known
+    guard.weights = known
     return table(wordings, verdicts.__getitem__)
 
 

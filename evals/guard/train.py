@@ -1,4 +1,4 @@
-"""`python -m evals.guard.train`: make the weights of `router.decision.whole_text` from `wordings.txt`.
+"""`python -m evals.guard.train`: make the weights of `router.decision.guard` from `wordings.txt`.
 
 Logistic regression over hashed n-grams. An n-gram that one wording alone has gets no weight, and both classes weigh the
 same. The same wordings give the same weights.
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from evals.guard.wordings import HELD_OUT, LATER, TRAINED, Wording, filled, plain
-from router.decision.whole_text import BUCKETS, WEIGHTS, Weights, features
+from router.decision.guard import BUCKETS, WEIGHTS, Weights, features
 
 DECAY = 5e-6
 """Of the sum of the squared weights; chosen on `held_out.txt` among 3e-6 to 2e-5."""

@@ -7,9 +7,8 @@ import pytest
 
 from evals.guard.wordings import HELD_OUT, plain
 from kv_transfer.options import DecodeOptions
-from router.decision import whole_text
-from router.decision.guard import needs_whole_text
-from router.decision.whole_text import whole_text_score
+from router.decision import guard
+from router.decision.guard import needs_whole_text, whole_text_score
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
 from router.dispatch.state import CallState
@@ -84,12 +83,12 @@ def test_each_sentence_counts_alone():
 
 def test_of_a_long_task_both_ends_are_read(monkeypatch):
     read = []
-    monkeypatch.setattr(whole_text, "_character_grams", lambda sentences: read.append(sentences) or [])
-    monkeypatch.setattr(whole_text, "_word_grams", lambda sentences: [(np.zeros(1, int), np.zeros(1, int))])
+    monkeypatch.setattr(guard, "_character_grams", lambda sentences: read.append(sentences) or [])
+    monkeypatch.setattr(guard, "_word_grams", lambda sentences: [(np.zeros(1, int), np.zeros(1, int))])
     whole_text_score("begin " + "word " * 10**5 + "end")
     [words] = [[word for sentence in sentences for word in sentence] for sentences in read]
     assert (words[0], words[-1]) == ("begin", "end")
-    assert len(words) <= whole_text.MOST_CHARS
+    assert len(words) <= guard.MOST_CHARS
 
 
 HELD_OUT_TASKS, HELD_OUT_QUESTIONS = 0.93, 0.03
