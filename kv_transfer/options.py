@@ -194,7 +194,7 @@ class SelectionOptions(BaseModel):
         return self.model_copy(update={"coverage": wanted})
 
     @property
-    def least(self) -> "SelectionOptions":
+    def least(self) -> Self:
         """The options of a selection that keeps as much as every selection must: `min_keep` as its rate."""
         return self.model_copy(update={"keep_rate": self.min_keep, "coverage": None})
 

@@ -80,7 +80,7 @@ _LABEL = re2.compile(r"(?m)(^|[.!?])[ \t]*[\pL\pM]+:[ \t]+")
 """A word before a colon, at the beginning of a sentence."""
 
 
-def acts(options: PrefillOptions, *, has_keep_fields: bool) -> bool:
+def acts(options: PrefillOptions, has_keep_fields: bool) -> bool:
     """Whether the guard may send a request dense: it does not itself say how much is kept. has_keep_fields: a content
     does. `keep_rate: auto` leaves it to Skim."""
     given = options.model_fields_set & (EXPLICIT - {"keep_rate"} if options.keep_rate == AUTO else EXPLICIT)

@@ -113,7 +113,8 @@ class Dispatcher(Parts):
         outcome, decision = call.begin(prompt), Decision(True, "selection-only")
         try:
             stage.begin(request_id, outcome)
-            stage.check_selection(self, prompt, call.request.options)
+            if self.pools.untrusted:
+                raise EngineUnavailableError("a replica has failed its start probe, so nothing is selected; try later")
             prepared = await stage.prepare(self, request_id, prompt, call.request)
             if prepared.ruled.reason == "no-task":
                 raise InvalidRequestError("the messages have no question, which these options need; end them with one")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
-from kv_transfer.limits import check_speculator_length, check_target_length
+from kv_transfer.limits import check_target_length
 from kv_transfer.messages import ADAPTER
 from kv_transfer.options import AUTO
 from kv_transfer.prefix_hash import block_hashes
@@ -27,11 +27,10 @@ from router.dispatch.telemetry import note_tokenized
 from router.options.errors import RefusedError
 from router.options.request import PrefillOptions
 from router.prompt.protected_spans import PromptSpans
-from skim_common.errors import EngineUnavailableError, InvalidRequestError
+from skim_common.errors import InvalidRequestError
 
 MAX_ID_CHARS = 512
 """Of a prompt's id, which is held with its explanation and travels to the pools. The client may choose most of it."""
-OR_LEXICAL = 'shorten the text or send "speculative_prefill": {"selector": "lexical"}'
 
 
 def begin(request_id: str, outcome: Outcome) -> None:
@@ -52,18 +51,6 @@ def check_answer(parts: Parts, prompt: Prompt, outcome: Outcome) -> None:
     call.add_logprobs(first_logprobs(size, prompt.sampling, parts.pools.target.vocab_size))
     # The whole prompt must fit, because it runs dense if the selection fails.
     check_target_length(size, size, prompt.max_tokens, parts.pools.target)
-
-
-def check_selection(parts: Parts, prompt: Prompt, options: PrefillOptions) -> None:
-    """Raise SkimError where nothing can be selected, before anything is looked for in the prompt."""
-    if parts.pools.untrusted:
-        raise EngineUnavailableError("a replica has failed its start probe, so nothing is selected; try again later")
-    speculator = parts.pools.speculator
-    if speculator is None or options.selector == "lexical":
-        return
-    if options.read == "whole" or not speculator.has_head_profile:
-        ahead = options.for_prompt(windows=False).tokens_ahead
-        check_speculator_length(prompt.rendered.size, ahead, speculator, OR_LEXICAL)
 
 
 async def prepare(parts: Parts, request_id: str, prompt: Prompt, request: Request) -> Prepared:
@@ -125,8 +112,8 @@ def _read_text(
         echo=request.echo,
         beam_search=request.beam_search,
     )
-    advice, acts = "", guard.acts(options, has_keep_fields=request.keep_fields is not None)
-    if parts.settings.guard and ruled.speculative and acts:
+    advice = ""
+    if parts.settings.guard and ruled.speculative and guard.acts(options, request.keep_fields is not None):
         advice = "whole-text" if guard.needs_whole_text(rendered.task_text(spans.layout)) else "none"
     may_drop = ~spans.layout.fixed(rendered.size, options.protect_last)
     plan = WindowPlan.of(may_drop, spans.layout, options.window_tokens)
@@ -178,28 +165,24 @@ def admit(parts: Parts, outcome: Outcome, decision: Decision) -> AbstractAsyncCo
     asked = work(prepared.options)
     if not prompt.answers:
         asked = replace(asked, target_ms=0.0, answers=False)
-    lower = _with_least_keep(prepared, call.request) if speculative else None
+    lower = with_least_keep(prepared, call.request) if speculative else None
     return parts.admission.admitted(asking(prompt, call), asked, work(lower) if lower else None)
 
 
 def shed_load(parts: Parts, outcome: Outcome, ticket: Ticket) -> None:
     """Leave out what the load has no room for (`router.admission.ticket`)."""
     prepared, request = outcome.prepared, outcome.call.request
-    if ticket.keeps_less and (options := _with_least_keep(prepared, request)) is not None:
+    if ticket.keeps_less and (options := with_least_keep(prepared, request)) is not None:
         parts.meter.record("skim_router_shed_total", 1, kind="keep")
         outcome.notes["shed"] = "keep"
         outcome.prepared = replace(prepared, options=options)
 
 
-def _with_least_keep(prepared: Prepared, request: Request) -> PrefillOptions | None:
-    """The options with the smallest keep rate. None if they keep that, or if the client says how much is kept."""
-    acts = guard.acts(prepared.options, has_keep_fields=request.keep_fields is not None)
-    return least_keep(prepared.options) if acts else None
-
-
-def least_keep(options: PrefillOptions) -> PrefillOptions | None:
-    """The options with the smallest keep rate that the deployment allows; None if they keep no more than that."""
-    share = options.fixed_rate if options.fixed_rate is not None else options.largest_share
-    if share <= options.min_keep:
+def with_least_keep(prepared: Prepared, request: Request) -> PrefillOptions | None:
+    """The options with the smallest keep rate that the deployment allows. None if they keep no more than that, or if
+    the client says how much is kept."""
+    options = prepared.options
+    share = options.largest_share if options.fixed_rate is None else options.fixed_rate
+    if share <= options.min_keep or not guard.acts(options, request.keep_fields is not None):
         return None
-    return options.model_copy(update={"keep_rate": options.min_keep, "coverage": None})
+    return options.least

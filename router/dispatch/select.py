@@ -19,7 +19,6 @@ from kv_transfer.options import AUTO
 from router.admission.ticket import Ticket
 from router.dispatch.apart import apart
 from router.dispatch.parts import Parts
-from router.dispatch.prepare import OR_LEXICAL
 from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome
 from router.dispatch.telemetry import SELECT
@@ -33,6 +32,7 @@ from skim_common.errors import DeadlineError, InvalidRequestError, MessageSizeEr
 logger = logging.getLogger(__name__)
 
 OR_DENSE = 'shorten the prompt or send "speculative_prefill": false'
+OR_LEXICAL = 'shorten the text or send "speculative_prefill": {"selector": "lexical"}'
 MAX_TOKENS_KEPT = "max_tokens_kept"
 """The field of a request with the budget."""
 

@@ -31,7 +31,6 @@ class Outcome:
 
     call: "CallState"
     prompt_tokens: int
-    tokens_ahead: int  # N, the look-ahead of a selection
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds by part, until the first token
     spent_tokens: int = 0  # taken from the API key
     admitted: bool = False  # a pool works on the prompt, and the target takes requests
@@ -40,6 +39,7 @@ class Outcome:
     notes: dict[str, str | int] = field(default_factory=dict)  # parameters of the reason, see `explained`
     estimate: Estimate | None = None  # None if the mode was not chosen by time
     selection: Selection | None = None  # None for a dense prompt
+    tokens_ahead: int = 0  # N, the look-ahead of the selection
     messages: Callable[[], Sequence[MessageSpan]] = list  # the places of a chat's
     answer_tokens: int = 0  # counted only if the call is traced
     catches_up: bool = False  # the target reads all of a prompt that lost tokens, after its answer
@@ -155,7 +155,7 @@ class CallState:
         other, so each of them can still be refused.
         """
         request = self.request
-        outcome = Outcome(self, prompt.rendered.size, request.options.tokens_ahead)
+        outcome = Outcome(self, prompt.rendered.size)
         outcome.timings["tokenize"] = 1e3 * (time.perf_counter() - request.arrived)
         if not (request.beam_search and self.prompts):
             if request.caller is not None:
@@ -198,7 +198,7 @@ class CallState:
             "x-skim-reused-tokens": [str(p.reused_tokens) for p in self.prompts],
             "x-skim-keep-rate": [f"{p.keep_rate:.4f}" for p in self.prompts],
             "x-skim-coverage": [f"{p.coverage:.4f}" for p in self.prompts],
-            "x-skim-look-ahead": [str(p.tokens_ahead if p.mode == "speculative" else 0) for p in self.prompts],
+            "x-skim-look-ahead": [str(p.tokens_ahead) for p in self.prompts],
         }
         if any(p.catch_up_reason or p.caught_up for p in self.prompts):
             values["x-skim-catch-up"] = [p.catch_up_state for p in self.prompts]

@@ -1,9 +1,11 @@
 """What is left out under load, and in which order."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from router.admission.ticket import CATCH_UP, KEEP, relative_load
-from router.dispatch.prepare import least_keep
+from router.dispatch.prepare import with_least_keep
 from router.options.request import PREFILL, PrefillOptions
 
 
@@ -30,5 +32,6 @@ def test_load(wait, longest, load):
     ],
 )
 def test_the_least_keep_rate(given, kept):
-    less = least_keep(PREFILL.resolve(PrefillOptions(**given), None, None))
+    options = PREFILL.resolve(PrefillOptions(**given), None, None)
+    less = with_least_keep(SimpleNamespace(options=options), SimpleNamespace(keep_fields=None))
     assert (None if less is None else (less.fixed_rate, less.coverage)) == (None if kept is None else (kept, None))

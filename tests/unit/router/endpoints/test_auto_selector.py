@@ -105,6 +105,15 @@ async def test_a_selection_alone_and_its_explanation(client, use_pools):
         )
 
 
+@pytest.mark.parametrize(("question", "status"), [(PLACED, 200), (UNPLACED, 400)])
+async def test_words_select_from_a_text_that_the_speculator_cannot_read(client, use_pools, question, status):
+    use_pools(speculator={"max_model_len": 256})
+    body = {"text": DOCUMENT.document, "question": question, "speculative_prefill": {"selector": "auto"}}
+    answer = await client.post("/v1/select", json=body)
+    assert answer.status_code == status
+    assert ("the speculator reads at most 256" in answer.text) == (status == 400)
+
+
 async def test_a_turn_extends_what_the_other_selector_kept(client, use_pools):
     from speculator_service.selection.records import Records
 

@@ -456,9 +456,11 @@ async def test_the_question_of_a_body_is_the_question(client, pools, question, o
     assert asked.strip() == question.strip()
 
 
-async def test_a_text_that_the_speculator_cannot_read_is_refused_before_it_is_searched(client, use_pools, monkeypatch):
+async def test_a_text_that_the_speculator_cannot_read_is_refused_before_its_units_are_cut(
+    client, use_pools, monkeypatch
+):
     pools = use_pools(speculator={"max_model_len": 256})
-    monkeypatch.setattr(RenderedPrompt, "spans", None)
+    monkeypatch.setattr(RenderedPrompt, "layout", None)
     error = await refused(client, PATH, {**BODY, "speculative_prefill": {"read": "whole"}}, 400)
     assert "the speculator reads at most" in error.message
     assert pools.selects == []
