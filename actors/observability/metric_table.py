@@ -42,8 +42,6 @@ _ALL = (
     Metric("skim_router_keep_rate", "kept share of the tokens of each speculative prompt", (), _SHARES),
     Metric("skim_router_coverage", "kept share of the importance of each speculative prompt", (), _SHARES),
     Metric("skim_router_forecast_ratio", "time to first token: estimated divided by real", ("mode",), _RATIOS),
-    Metric("skim_router_read_speed", "operations per second of a read by one replica", ("pool", "part"), merge="mean"),
-    Metric("skim_router_read_fixed_seconds", "seconds of a read besides these operations", ("pool",), merge="mean"),
     Metric("skim_router_affinity_total", "calls that prefer the replicas of a prefix", ("pool", "outcome")),
     Metric("skim_router_migrations_total", "requests moved to another target replica, by cause", ("cause",)),
     Metric("skim_router_replayed_tokens_total", "answer tokens that the next replica had to prefill"),

@@ -1,7 +1,6 @@
 """Whether the target reads a skimmed prompt whole after its answer, in which parts, and how fast. Pure.
 
-The next turn of the conversation then finds all of its history in the target's prefix cache and runs dense: exact, and
-as fast as a turn that a stock server has cached (`router.dispatch.catch_up` runs it).
+The next turn then finds its history in the target's prefix cache and runs dense (`router.dispatch.catch_up`).
 """
 
 import math
@@ -14,19 +13,18 @@ from router.options.request import OFF, PrefillOptions
 
 CHUNK_TOKENS, LEAST_CHUNK = 2048, 256
 CHUNK_MS = 500.0
-"""A chunk has CHUNK_TOKENS tokens, or fewer if they are expected to take longer than this: a running stream stands
-still while the engine computes one."""
+"""A chunk that is expected to take longer is smaller: running streams stand still while the engine computes it."""
 STREAM_SHARE = 0.9
 """Running streams keep this share of their speed."""
 FREE_SHARE = 0.5
-"""A conversation of more than this share of a replica's prefix cache would evict too much of the others."""
+"""A conversation of a larger share of a replica's prefix cache would evict too much of the others."""
 FRESH_TOKENS = 8192
 """A turn of a conversation that was caught up stays dense, and so exact, up to so many new tokens. More of them are
 skimmed if that is sooner: of the public traces of agents, 6 % of the turns are longer, with 64 % of the new tokens."""
 AUDIT = "audit"
 """The reason of a catch-up for the measurement alone."""
 LIKELY = 1 / 3
-"""A next turn is likely from this share of prompts with one on: two conversations then have one later turn together."""
+"""From this share of prompts with a next turn on, one is likely: two conversations have one later turn together."""
 
 
 def plan(
@@ -43,13 +41,12 @@ def plan(
 ) -> tuple[bool, str]:
     """Whether the target reads a prompt, of which a selection dropped something, whole after its answer, and why.
 
-    `auto` asks that a later turn is likely and would run dense then, and that the caches have room for all those that
-    came back lately: what is read for one would evict another. `always` leaves that out.
+    `auto` asks that a later turn is likely and would run dense then, and that the caches have room for all
+    conversations that came back lately. `always` leaves that out.
 
     tokens: of prompt and answer, at most. room: tokens of a replica's prefix cache. told: the client's number of later
     requests. share: of such prompts of its client that have a next turn. audited: chosen for a measurement. has_home:
-    all turns go to one replica. others: tokens of the other conversations that came back lately. capacity: tokens of
-    the prefix caches of all replicas.
+    all turns go to one replica. others: tokens of these conversations. capacity: of the caches of all replicas.
     """
     rules = (
         (options.catch_up == OFF, False, "disabled"),
@@ -83,8 +80,8 @@ def next_read(done: int, prompt: int, scored: int, total: int, chunk: int) -> tu
     """The end of the next read of a prompt and its answer, and how many of its last tokens are scored.
 
     done: tokens that are read. total: of prompt and answer. scored: first tokens of the answer that are still to be
-    scored. chunk: at least two blocks. Each end but the last is that of a block, because the prefix cache finds whole
-    blocks. Log probabilities are computed for all tokens of a read, so the scored one begins in the block before them.
+    scored. chunk: at least two blocks. The prefix cache finds whole blocks, so each end but the last is that of one.
+    Log probabilities are computed for all tokens of a read, so the scored one begins in the block before them.
     """
     goal = prompt + scored if scored else total
     if scored:
@@ -96,5 +93,5 @@ def next_read(done: int, prompt: int, scored: int, total: int, chunk: int) -> tu
 
 
 def pause_ms(chunk_ms: float) -> float:
-    """The pause after a chunk that took so long. While it runs, a stream may get nothing."""
+    """The pause after a chunk that took so long, in which a stream may have got nothing."""
     return chunk_ms * STREAM_SHARE / (1 - STREAM_SHARE)

@@ -1,10 +1,10 @@
 """What one router has seen of later turns: how likely a prompt has one, what it costs, and which conversations live.
 
-The prompt of a complete answer rests. Its next turn is a prompt that begins with more than half of it. Without one for
-REST_S, it counts as the last turn of its conversation; a next turn that comes after all counts besides.
+The next turn of a prompt begins with more than half of it. Without one for REST_S after its answer, a prompt counts as
+the last of its conversation; a next turn that comes after all counts besides.
 
-A prompt that runs speculative is a bet on its later turns too: each of them reads the new question on both pools and
-late units on the target, while a dense conversation reads only the new tokens.
+Each later turn of a prompt that runs speculative reads the new question on both pools and late units on the target, one
+of a dense conversation only the new tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,17 +22,15 @@ DECAY = 0.97
 """Weight of a prompt after the next one: about the latest 33 count."""
 REST_S = 60.0
 IDLE_S = 600.0
-"""A conversation lives for so long after its latest turn. Of the turns in public traces of agents, 4.5 % come later
-than five minutes."""
+"""A conversation lives for so long after its latest turn: in public traces of agents, 4.5 % come after five minutes."""
 ASSUMED = 4.0
-"""So many prompts are assumed before the first one: of a shape with the share of ASSUMED_SHARES, and of a client with
-that of all clients."""
+"""So many prompts of a shape are assumed to have had the share of ASSUMED_SHARES (0 for others), and so many of a
+client that of all clients."""
 ASSUMED_SHARES: Mapping[str, float] = {"tools": 1.0, "turns": 1.0}
-"""A prompt of another shape is assumed to be the last one."""
 PROMPTS, CLIENTS, CONVERSATIONS = 65536, 4096, 4096
 """So many prompts, pairs of client and shape, and living conversations are remembered."""
 MOST_TURNS = 4.0
-"""The expected number of later turns is at most this, because the first token of a prompt is certain."""
+"""More later turns are not expected: the first token of a prompt is certain."""
 
 Client = tuple[str, str]
 """The name of an API key, empty without keys, and the shape of a prompt (`shape_of`)."""
@@ -61,7 +59,7 @@ def goes_on(hashes: Sequence[bytes], opening: int, later: Sequence[bytes]) -> bo
 
 
 def _first(opening: int) -> int:
-    """The first whole block behind the opening."""
+    """The first whole block behind it."""
     return -(-opening // BLOCK_TOKENS)
 
 
@@ -84,7 +82,6 @@ class Conversations:
             self._resting[hashes[block]] = client
 
     def arrived(self, hashes: Sequence[bytes]) -> None:
-        """A prompt came."""
         self._end()
         for block in reversed(hashes):
             if client := self._resting.pop(block, None) or self._ended.pop(block, None):
@@ -92,7 +89,7 @@ class Conversations:
                 return
 
     def share(self, client: Client) -> float:
-        """The share of such prompts of this client that have a next turn."""
+        """The share of prompts of this client and shape that have a next turn."""
         self._end()
         return self._of_client(client).value
 
@@ -153,7 +150,7 @@ class LaterTurns:
 
     @property
     def _new_tokens(self) -> int:
-        """The new tokens of an average later turn."""
+        """Of an average later turn."""
         return max(1, round(self._new.value)) if self._new.weight else SHORT_TEXT
 
     def extra_tokens(self, share: float, turns: int) -> float:

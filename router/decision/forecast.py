@@ -17,7 +17,7 @@ from kv_transfer.prefix_hash import block_hashes
 from router.decision.choice import UNMEASURED, Decision, Estimate, Mode, Reads, Work, estimate, fewer, sooner
 from router.decision.conversations import LaterTurns
 from router.decision.ledger import BLOCK_TOKENS, CachedPrefix, CacheLedger, TargetCaches, ends_of
-from router.decision.pool_time import PoolTime, Speeds
+from router.decision.pool_time import PoolTime
 from router.decision.sizes import KeptShares, KeptSizes, WindowReads
 from router.options.request import PrefillOptions
 from skim_common.models.costs import Read, ReadCost
@@ -84,11 +84,6 @@ class Forecaster:
         self.read, self.read_in_windows = CacheLedger(), CacheLedger()
         self.turns = LaterTurns()
         self._shares = KeptShares()
-
-    def speeds(self) -> dict[str, Speeds]:
-        """How fast the pools read, as far as it is known: the speculator whole prompts, or else windows."""
-        pools = {"speculator": self.speculator.speeds or self.windows.speeds, "target": self.target.speeds}
-        return {pool: speeds for pool, speeds in pools.items() if speeds}
 
     def know(self, pool: str, model: ModelInfo, replicas: float) -> None:
         """What a replica of `speculator` or `target` tells of itself. replicas: of the pool, per router."""

@@ -11,7 +11,6 @@ import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,14 +27,6 @@ QUEUE_DECAY_S = 10.0
 """A measured wait in the queue says little after this time."""
 ENOUGH = 3
 """Reads before an estimate counts: the first requests of an engine can be slow."""
-
-
-class Speeds(NamedTuple):
-    """fixed: seconds of a read besides its operations. linear, attention: operations per second."""
-
-    fixed: float
-    linear: float
-    attention: float
 
 
 class PoolTime:
@@ -87,14 +78,6 @@ class PoolTime:
     def is_known(self) -> bool:
         """Whether there were enough reads for an estimate of its own."""
         return self._count >= ENOUGH
-
-    @property
-    def speeds(self) -> "Speeds | None":
-        """What the reads so far say; None before ENOUGH reads, and while the model's shape is not known."""
-        if not self.is_known or self.cost == LINEAR:
-            return None
-        fixed, *each = self._coefficients().tolist()
-        return Speeds(fixed / 1e3, *(1e3 / ms if ms else math.inf for ms in each))
 
     @property
     def queue_ms(self) -> float:

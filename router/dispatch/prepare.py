@@ -1,6 +1,5 @@
 """The stages of a prompt before an engine gets it: what is known of it, whether it is selected from, its admission."""
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -78,21 +77,12 @@ async def prepare(parts: Parts, request_id: str, prompt: Prompt, request: Reques
         return Prepared(prompt, request_id, options, decode, spans, ruled, advice, forecast, affinity)
 
     prepared = by(selector_of(request.options, layout, speculator, 1.0))
-    _record_speeds(parts)  # here they are fitted anyway
     if request.options.selector == AUTO and prepared.options.selector == "lexical" and prepared.may_select:
         prepared = await apart(rendered.length, prepared.with_units)
         selector = selector_of(request.options, layout, speculator, prepared.layout.placed)
         if selector != prepared.options.selector:
             prepared = replace(by(selector), spans=prepared.spans)
     return prepared
-
-
-def _record_speeds(parts: Parts) -> None:
-    for pool, (fixed, linear, attention) in parts.forecaster.speeds().items():
-        parts.meter.record("skim_router_read_fixed_seconds", fixed, pool=pool)
-        for part, speed in (("linear", linear), ("attention", attention)):
-            if math.isfinite(speed):
-                parts.meter.record("skim_router_read_speed", speed, pool=pool, part=part)
 
 
 def _read_text(

@@ -1,7 +1,6 @@
 """The time of a pool, fitted to its reads."""
 
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -48,15 +47,6 @@ def test_all_three_parts_are_found_again(fixed, linear, slower, tokens, cached):
     time = measured(whole(500, 8000, 200, 30_000, 1500, 60_000) * 3, **speeds)
     read, shortest = Read(tokens, cached), true_ms(Read(200), **speeds)
     assert time.estimate(read) == pytest.approx(true_ms(read, **speeds), rel=0.1, abs=0.05 * shortest)
-
-
-def test_the_speeds_are_those_of_the_reads():
-    """true_ms: 1e-4 ms for an operation are 1e7 operations a second."""
-    found = measured(whole(100, 500, 1000, 2000, 4000, 8000, 16000), attention=2e-4).speeds
-    assert found == pytest.approx((0.02, 1e7, 5e6), rel=0.1)
-    assert measured(whole(*[100] * (ENOUGH - 1))).speeds is None
-    # A model whose shape is not known, as it comes from another process: equal, and not the same object.
-    assert measured(whole(500, 1000, 4000), cost=replace(LINEAR)).speeds is None
 
 
 def test_short_reads_foretell_a_long_one_by_the_shape_of_the_model():

@@ -317,23 +317,6 @@ def test_under_auto_a_conversation_that_began_dense_stays_on_its_cache():
     virtual_time.run(conversation())
 
 
-async def test_the_speeds_of_the_pools_are_recorded():
-    """As soon as enough prompts have run."""
-    pools = LocalPools(speculator={}, target={})
-    for pool in ("speculator", "target"):
-        setattr(pools, pool, replace(getattr(pools, pool), read_cost=ReadCost(2000.0, pair=1.0)))
-    ran = await run(pools, prompt())
-    meter, dispatcher = ran.dispatcher.meter, ran.dispatcher
-    assert "skim_router_read_speed" not in meter.recorded
-    for index in range(4):
-        asked = Request(PrefillOptions(enabled="always", min_prompt_tokens=256), DecodeOptions())
-        async for _ in dispatcher.run(f"r{index}", prompt(), CallState(asked)):
-            pass
-    found = {(tags["pool"], tags["part"]) for _, tags in meter.recorded["skim_router_read_speed"]}
-    assert found == {(pool, part) for pool in ("speculator", "target") for part in ("linear", "attention")}
-    assert {tags["pool"] for _, tags in meter.recorded["skim_router_read_fixed_seconds"]} == {"speculator", "target"}
-
-
 async def test_the_forecast_uses_what_replicas_tell_of_themselves():
     pools = LocalPools(speculator={"cache_tokens": 1000}, target={"cache_tokens": 2000})
     pools.replicas = {"speculator": 2.0, "target": 1.5}.get
