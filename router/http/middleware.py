@@ -15,16 +15,15 @@ from router.admission.intake_lock import IntakeLock
 from router.admission.ticket import AdmissionRequest
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.request import Request
-from router.dispatch.state import CURRENT, CallState, nothing
-from router.dispatch.telemetry import TracedRequest, traced_request
-from router.http.body import BodyBudget, BodyFields, check_headers, read_body, read_fields
+from router.dispatch.state import CURRENT, CallState
+from router.dispatch.telemetry import traced_request
+from router.http.body import BodyBudget, check_headers, read_body, read_fields
 from router.http.response import DeferredResponse
 from router.options.errors import HttpError, RefusedError
 from router.options.headers import read_deadline, read_later_requests
 from router.options.request import DECODE, PREFILL, read_decode
 from router.options.settings import RouterConfig
 from router.prompt.context_edits import FIELD, read_edits
-from skim_common.deadline import Deadline
 from skim_common.errors import InvalidRequestError
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
@@ -100,39 +99,52 @@ class SkimMiddleware:
             await self.app(scope, receive, send)
             return
         with traced_request(self._model, scope) as traced:
-            await self._answer(scope, *traced.watched(receive, send), traced)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, traced: TracedRequest) -> None:
-        release_intake = nothing
-        try:
+            receive, send = traced.watched(receive, send)
             try:
-                read, deadline, came = await self._read(scope, receive)
-                release_intake = await self._intake.enter()
-                request = self._request(Headers(scope=scope), read, scope, deadline, came)
+                request, body = await self._read(scope, receive)
             except (InvalidRequestError, RefusedError) as error:
-                release_intake()
                 await HttpError.of(error).response(scope["path"])(scope, receive, send)
                 return
-            traced.call = call = CallState(request, traced.span, release_intake)
-            await self._pass_on(call, read.body, scope, receive, send)
-        finally:
-            release_intake()  # whatever was raised: a request that waits for this one would wait for the alarm
+            release_intake = await self._intake.enter()
+            try:
+                traced.call = call = CallState(request, traced.span, release_intake)
+                await self._answer(call, body, scope, receive, send)
+            finally:
+                release_intake()  # whatever was raised: a request that waits for this one would wait for the alarm
 
-    async def _read(self, scope: Scope, receive: Receive) -> tuple[BodyFields, Deadline, float]:
-        """The body, with `deadline` and `arrived` of Request. Raises what refuses the request before it is taken in."""
-        arrived, headers = asyncio.get_running_loop().time(), Headers(scope=scope)
+    async def _read(self, scope: Scope, receive: Receive) -> tuple[Request, bytes]:
+        """What the call asks, and the body for the app. Raises what refuses the request before it is taken in."""
+        arrived, headers, path = asyncio.get_running_loop().time(), Headers(scope=scope), scope["path"]
         check_headers(headers)
         body = await read_body(headers, receive, self._settings.max_body_bytes, self._budget)
         deadline = read_deadline(headers, self._settings.deadline_s, arrived)
         caller, came = caller_of(scope), time.perf_counter()
         # vLLM's field and header may give it a place before others.
         has_priority = "x-vllm-priority" in headers or b"priority" in body
-        if scope["path"].endswith(_ADMITTED) and not has_priority:
+        if path.endswith(_ADMITTED) and not has_priority:
             key = caller.key.name if caller else ""
             self._dispatcher.admission.refuse_early(AdmissionRequest(key, deadline=deadline))
-        return await read_fields(body, scope["path"]), deadline, came
+        read = await read_fields(body, path)
+        fields, defaults = read.fields, self._dispatcher.defaults
+        decode = read_decode(self._dispatcher.decode_defaults, headers, fields.get(DECODE.name))
+        request = Request(
+            options=PREFILL.resolve(defaults, headers.get(PREFILL.header), fields.get(PREFILL.name)),
+            decode=decode.decode,
+            decode_is_explicit=bool(decode.model_fields_set),
+            echo=bool(fields.get("echo")),
+            beam_search=bool(fields.get("use_beam_search")),
+            keep_fields=read.keep_fields,
+            edits=read_edits(fields[FIELD], len(read.body)) if FIELD in fields else (),
+            render_only=path.endswith("/render"),
+            later_requests=read_later_requests(headers),
+            has_tools=bool(fields.get("tools")),
+            caller=caller,
+            deadline=deadline,
+            arrived=came,
+        )
+        return request, read.body
 
-    async def _pass_on(self, call: CallState, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, call: CallState, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the app answer the call."""
         token, report = CURRENT.set(call), self._dispatcher.log.add_report
         response = DeferredResponse(call, scope, receive, send, self._settings.keep_alive_s, report)
@@ -144,29 +156,8 @@ class SkimMiddleware:
                 raise
             await response.fail(call.error)
         finally:
-            call.release_intake()
             CURRENT.reset(token)
             await response.close()
-
-    def _request(self, headers: Headers, read: BodyFields, scope: Scope, deadline: Deadline, arrived: float) -> Request:
-        """What the call asks. deadline, arrived: as in Request."""
-        fields = read.fields
-        decode = read_decode(self._dispatcher.decode_defaults, headers, fields.get(DECODE.name))
-        return Request(
-            options=PREFILL.resolve(self._dispatcher.defaults, headers.get(PREFILL.header), fields.get(PREFILL.name)),
-            decode=decode.decode,
-            decode_is_explicit=bool(decode.model_fields_set),
-            echo=bool(fields.get("echo")),
-            beam_search=bool(fields.get("use_beam_search")),
-            keep_fields=read.keep_fields,
-            edits=read_edits(fields[FIELD], len(read.body)) if FIELD in fields else (),
-            render_only=scope["path"].endswith("/render"),
-            later_requests=read_later_requests(headers),
-            has_tools=bool(fields.get("tools")),
-            caller=caller_of(scope),
-            deadline=deadline,
-            arrived=arrived,
-        )
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
