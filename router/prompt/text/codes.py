@@ -35,8 +35,8 @@ def among(codes: Codes, characters: str) -> npt.NDArray[np.bool_]:
 
 class Characters:
     """What is known of each code point. word: belongs to a word. alone: is a word of its own, with the next one. digit:
-    a digit. letters: a letter or white space. lower: its lower case. mark: belongs to the character
-    before it."""
+    a digit. letters: a letter or white space. small: a small letter. lower: its lower case. mark: belongs to the
+    character before it."""
 
     def __init__(self) -> None:
         points = [chr(code) for code in range(0x10000)]
@@ -44,6 +44,7 @@ class Characters:
         self.word = np.isin(kinds, ["L", "M", "N"])
         self.digit = kinds == "N"
         self.mark = kinds == "M"
+        self.small = np.array([point.islower() for point in points])
         self.letters = np.isin(kinds, ["L", "M"]) | np.array([point.isspace() for point in points])
         self.lower = np.array(
             [ord(low) if len(low := point.lower()) == 1 else ord(point) for point in points], np.uint64

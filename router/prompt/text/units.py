@@ -184,7 +184,7 @@ def _line_and_sentence_starts(codes: Codes, text: str) -> npt.NDArray[np.int64]:
     sentences[1:-1] = stops[:-1] & space[1:]  # "3.5" and "a.b" are no ends
     begins[1:] = among(codes, "\n") | _wide_ends(codes)
     begins[2:] |= among(codes, "}")[:-1] & among(codes, ",")[1:]
-    begins[breaks_in_sentences(text) + 1] = False
+    begins[breaks_in_sentences(codes) + 1] = False
     ends = np.flatnonzero(sentences[:-1])
     sentences[ends[np.fromiter((is_abbreviation(text, end) for end in ends.tolist()), bool, ends.size)]] = False
     found = np.flatnonzero(begins[:-1] | sentences[:-1])
