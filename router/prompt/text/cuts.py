@@ -1,9 +1,9 @@
-"""Where long units are cut, and which stops end no sentence.
+"""Where long units are cut, and which stops end a sentence.
 
-A border never lies inside a number, a word or a character. Pure functions from code points to token positions.
+A border never lies inside a number, a word or a character. Pure functions from code points to positions.
 """
 
-from itertools import pairwise, takewhile
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +12,10 @@ from router.prompt.text.codes import WHITE, Codes, among, known_characters
 
 LONGEST = 512
 """Tokens. What has no white space and no structure, such as base64 or minified code, is cut after so many."""
-CLAUSE, WORD, INSIDE = 3, 2, 1
-"""How good a cut is: after a part of a sentence or a member of JSON, between words, or inside a JSON string."""
-
+CLAUSE, WORD = 2, 1
+"""How good a cut is: after a part of a sentence or a member of JSON, or between words."""
 _SEPARATORS = ",;:\uff0c\uff1b\uff1a\u3001\u060c\u061b"
 _JOINERS = "\u200c\u200d"
-_LEADING = "".join(map(chr, [*range(0xE40, 0xE45), *range(0xEC0, 0xEC5)]))
-"""Vowels of Thai and Lao that are written before their consonant."""
-_UNSTOPPED = (0xE00, 0x17FF)
-"""Thai, Lao, Tibetan, Myanmar, Khmer: sentences end at a space, often without a stop. So do many phrases."""
 
 _ABBREVIATIONS = frozenset(
     str.split(
@@ -33,27 +28,30 @@ _NUMBERED = frozenset(
     {"no", "nos", "nr", "fig", "figs", "eq", "sec", "ch", "vol", "pp", "art", "abs", "pag", "num", "tel"}
 )
 """Abbreviations before a number."""
-_CLOSING = "\"')]\u201d\u2019"
 MOST_LETTERS = 8
-"""Of an abbreviation, after its single letters."""
+"""Of an abbreviation. A longer word before a stop ends its sentence, also before a small letter."""
 
 
-def is_abbreviation(text: str, end: int) -> bool:
-    """Whether the stop before `end` belongs to an abbreviation, an initial, or a number such as "No. 5". White space
-    stands at `end`."""
-    part = text[max(0, end - 16) : end]
-    before = part.rstrip(_CLOSING)
-    if len(part) - len(before) > 2 or not before.endswith("."):
-        return False
-    signs = takewhile(lambda sign: sign.isalnum() or sign in "._", reversed(before[:-1]))
-    word = "".join(signs)[::-1]
-    *letters, last = word.split(".")
-    if not 0 < len(last) <= MOST_LETTERS or any(len(letter) != 1 for letter in letters):
-        return False
-    word, after = word.lower(), text[end : end + 4].lstrip()[:1]
-    if word in _NUMBERED:
-        return after.isdigit()
-    return after.islower() or word in _ABBREVIATIONS or "." in word or (len(word) == 1 and word.isalpha())
+def sentence_ends(codes: Codes, text: str, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Those of the places that end a sentence: not after an abbreviation, an initial, or a number such as "No. 5".
+
+    codes: of the text. ends: of white space, each right behind a stop [E].
+    """
+    known, stops = known_characters(), ends - 1
+    begins = np.maximum.accumulate(np.where(known.word[codes], 0, np.arange(1, codes.size + 1)))  # of each word
+    starts, after = begins[(stops - 1).clip(min=0)], codes[(ends + 1).clip(max=codes.size - 1)]
+    before = (starts - 1).clip(min=0)
+    sizes, letters_before = stops - starts, before - begins[(before - 1).clip(min=0)]
+    words = [text[start:stop].lower() for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    short, numbered = (
+        np.fromiter((word in known_ones for word in words), bool, ends.size)
+        for known_ones in (_ABBREVIATIONS, _NUMBERED)
+    )
+    initial = (sizes == 1) & ~known.digit[codes[starts]]
+    dotted = (codes[before] == ord(".")) & (letters_before == 1)  # "U.S.", "z.B."
+    abbreviated = np.where(numbered, known.digit[after], known.small[after] | short | initial | dotted)
+    abbreviated &= (codes[stops] == ord(".")) & (sizes > 0) & (sizes <= MOST_LETTERS)
+    return ends[~abbreviated]
 
 
 def cut(
@@ -70,18 +68,14 @@ def cut(
     """
     starts: list[int] = []
     worth: npt.NDArray[np.int8] | None = None
-    for (first, end), most in zip(pairwise(borders.tolist()), longest[:-1].tolist(), strict=True):
-        starts.append(first)
-        if end - first <= most:
-            continue
-        worth = _worths(codes, begins) if worth is None else worth
-        own = _outside_strings(worth[first:end], codes, begins[first:end])
-        place = 0
-        while end - first - place > most:
-            place += _next_cut(own[place:], most, least)
-            if end - first - place < least:
+    for (place, end), most in zip(pairwise(borders.tolist()), longest[:-1].tolist(), strict=True):
+        starts.append(place)
+        while end - place > most:
+            worth = _worths(codes, begins) if worth is None else worth
+            place += _next_cut(worth[place:end], most, least)
+            if end - place < least:
                 break
-            starts.append(first + place)
+            starts.append(place)
     return np.array(starts)
 
 
@@ -100,32 +94,12 @@ def _next_cut(worth: npt.NDArray[np.int8], most: int, least: int) -> int:
 
 def _worths(codes: Codes, begins: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
     """How good a cut before each token is, int8 [M]: 0 inside a word or a number, -1 inside a character."""
-    first = codes[begins.clip(max=codes.size - 1)]
-    before = codes[(begins - 1).clip(min=0)]
-    white_before = among(before, WHITE)
-    after_white = codes[(begins - 2).clip(min=0)]
-    separated = np.where(white_before, among(after_white, _SEPARATORS), among(before, _SEPARATORS))
-    is_word = among(first, WHITE) | white_before
-    digit = (first >= ord("0")) & (first <= ord("9"))
-    wide = before >= 0x3001
-    clause = separated & (is_word | wide | ~digit)
-    text = np.where(first == ord(" "), codes[(begins + 1).clip(max=codes.size - 1)], first)
-    ended = np.where(white_before, after_white, before)
-    phrase = [(found >= _UNSTOPPED[0]) & (found <= _UNSTOPPED[1]) for found in (text, ended)]
-    clause |= is_word & phrase[0] & phrase[1]
+    first, before, earlier = (codes[(begins - back).clip(0, codes.size - 1)] for back in range(3))
+    after_white, digit = among(before, WHITE), (first >= ord("0")) & (first <= ord("9"))
+    is_word = among(first, WHITE) | after_white
+    separated = among(np.where(after_white, earlier, before), _SEPARATORS)
+    clause = separated & (is_word | (before >= 0x3001) | ~digit)
     worth = np.where(clause, CLAUSE, np.where(is_word, WORD, 0)).astype(np.int8)
-    inside = np.r_[True, begins[1:] == begins[:-1]] | known_characters().mark[first]
-    inside |= among(first, _JOINERS) | among(before, _JOINERS + _LEADING)
-    worth[inside] = -1
+    worth[known_characters().mark[first] | among(first, _JOINERS) | among(before, _JOINERS)] = -1
+    worth[np.r_[True, begins[1:] == begins[:-1]]] = -1
     return worth
-
-
-def _outside_strings(worth: npt.NDArray[np.int8], codes: Codes, begins: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
-    """The worths of the tokens of one unit. In a unit of JSON, cuts inside of strings are the last choice."""
-    part = codes[begins[0] : begins[-1] + 1]
-    quotes = (part == ord('"')) & np.r_[True, part[:-1] != ord("\\")]
-    is_json = bool((quotes[:-1] & (part[1:] == ord(":"))).any())
-    if not is_json:
-        return worth
-    open_before = np.r_[0, np.cumsum(quotes)][begins - begins[0]] % 2 == 1
-    return np.where(open_before & (worth > 0), INSIDE, worth).astype(np.int8)

@@ -18,7 +18,7 @@ from kv_transfer.options import SelectionOptions
 from router.prompt.protected_spans import CharRanges, Offsets, char_ranges
 from router.prompt.structure.nesting import labels_of
 from router.prompt.text.codes import WHITE, Codes, among, codes_of, known_characters
-from router.prompt.text.cuts import cut, is_abbreviation
+from router.prompt.text.cuts import cut, sentence_ends
 from router.prompt.text.lexical import word_scores
 from router.prompt.text.lines import Lines
 from router.prompt.text.links import links_of
@@ -180,14 +180,13 @@ def _line_and_sentence_starts(codes: Codes, text: str) -> npt.NDArray[np.int64]:
     """
     stops, closing, space = among(codes, STOPS), among(codes, CLOSING), among(codes, " \t")
     stops[1:] |= closing[1:] & stops[:-1]
-    sentences, begins = np.zeros((2, codes.size + 1), bool)
-    sentences[1:-1] = stops[:-1] & space[1:]  # "3.5" and "a.b" are no ends
+    begins = np.zeros(codes.size + 1, bool)
     begins[1:] = among(codes, "\n") | _wide_ends(codes)
     begins[2:] |= among(codes, "}")[:-1] & among(codes, ",")[1:]
     begins[breaks_in_sentences(codes) + 1] = False
-    ends = np.flatnonzero(sentences[:-1])
-    sentences[ends[np.fromiter((is_abbreviation(text, end) for end in ends.tolist()), bool, ends.size)]] = False
-    found = np.flatnonzero(begins[:-1] | sentences[:-1])
+    begins = begins[:-1]
+    ends = np.flatnonzero(stops[:-1] & space[1:]) + 1  # "3.5" and "a.b" are no ends
+    found = np.union1d(np.flatnonzero(begins), sentence_ends(codes, text, ends))
     return found[begins[found] | (np.diff(found, prepend=0) > NUMBER_CHARACTERS)]
 
 
