@@ -112,12 +112,15 @@ async def _measure(
 async def gold_kept(
     engine: SpeculatorEngine, tokenizer: Any, question: Question, ways: Sequence[str], keep_rates: Sequence[float]
 ) -> Kept:
-    """The share of the gold tokens that each way keeps at each rate."""
+    """The share of the gold tokens that each way keeps at each rate; empty for a prompt without a task, which runs
+    dense."""
     prompt = render(question.messages, tokenizer)
     if prompt.text is None or prompt.offsets is None:
         raise SkimError("gold is found by the offsets of a rendered chat; this tokenizer has none")
     at, layout = prompt.text.find(question.document.strip()), prompt.layout(PrefillOptions())
     at -= len(question.document) - len(question.document.lstrip())
+    if not len(layout.questions):
+        return {}
     ranges = char_ranges(prompt.offsets)
     places = sorted((at + start, at + end) for start, end in question.gold)
     gold = mask_of([*filter(None, tokens_touched_by_each(places, ranges))], prompt.size)
@@ -155,16 +158,17 @@ async def gain_over_words(
     for number, question in enumerate(questions):
         progress(number, len(questions))
         kept = await gold_kept(engine, tokenizer, question, (HEADS, LEXICAL), (JUDGED,))
-        gains.setdefault(question.set, []).append(kept[HEADS][0][0] - kept[LEXICAL][0][0])
+        if kept:
+            gains.setdefault(question.set, []).append(kept[HEADS][0][0] - kept[LEXICAL][0][0])
     return float(np.mean([np.mean(of_set) for of_set in gains.values()]))
 
 
 def _rows(settings: QuestionsSettings, questions: Sequence[Question], kept: Mapping[int, Kept]) -> list[dict[str, Any]]:
     """Of each set, then the means of the sets."""
     rows: list[dict[str, Any]] = []
-    names = list(dict.fromkeys(one.set for one in questions))
+    names = list(dict.fromkeys(one.set for one in questions if kept[one.number]))
     for name in names:
-        of_set = [kept[one.number] for one in questions if one.set == name]
+        of_set = [kept[one.number] for one in questions if one.set == name and kept[one.number]]
         for way in settings.ways:
             for place, rate in enumerate(settings.keep_rates):
                 gold, blind = ([one[way][part][place] for one in of_set if one[way][part]] for part in (0, 1))
