@@ -26,7 +26,7 @@ class SessionEnds:
     def ended(self, prompt: KeptPrompt) -> None:
         """The answer to this prompt has ended. A prompt without a session has none to end."""
         if prompt.session is not None and not self._closed:
-            self._thread.submit(self._report, TargetSession(prompt.session))
+            self._thread.submit(self._report, TargetSession(prompt.session.address, prompt.session.id))
 
     def _report(self, session: TargetSession) -> None:
         try:
