@@ -43,8 +43,8 @@ class Classes(NamedTuple):
     kind: the class of blocks that it opens, or -1. named: the row that names the block. until: its last row at most.
     key: its class. count: rows of that. turn: its prefix alone is a label. fresh: a blank line stands before most of
     them. constant: most of them are equal. field: the same row stands before most of them, and began the record.
-    closes: they name what stands before. bullet: an item of a list. deeper: the next row is indented further. title:
-    a short row without a stop at its end.
+    closes: they name what stands before. outer: they are few among rows of another class. bullet: an item of a list.
+    deeper: the next row is indented further. title: a short row without a stop at its end.
     """
 
     kind: Sequence[int]
@@ -57,6 +57,7 @@ class Classes(NamedTuple):
     constant: Sequence[bool]
     field: Sequence[bool]
     closes: Sequence[bool]
+    outer: Sequence[bool]
     bullet: Sequence[bool]
     deeper: Sequence[bool]
     title: Sequence[bool]
@@ -71,14 +72,19 @@ class Classes(NamedTuple):
         deeper = np.append(rows.indent[1:] > rows.indent[:-1], False)
         title = (size <= SHORT) & ~among(last, STOPS)
 
-        ordered, _ = _before(shapes.worded)
+        _, ordered = _beside(shapes.worded, np.r_[shapes.worded.max() + 1, shapes.worded[:-1]])
         ordered |= (_share(shapes.worded, rows.fresh) >= MOSTLY) & (_share(shapes.shape, rows.fresh) < MOSTLY)
         worded = ordered & (np.bincount(shapes.worded)[shapes.worded] >= LEAST)
         key = np.unique(np.where(worded, shapes.worded + size.size, shapes.shape), return_inverse=True)[1]
         count = np.bincount(key)[key]
-        ordered, cycle = _before(key)
-        cycle &= _share(key, np.r_[False, False, key[2:] == key[:-2]][: key.size]) < BODY  # else two speakers
-        field = ordered & ~cycle
+        before, ordered = _beside(key, np.r_[key.max() + 1, key[:-1]])
+        after, _ = _beside(key, np.r_[key[1:], key.max() + 1])
+        seen = np.append(np.unique(key, return_index=True)[1], -1)
+        later = ordered & (seen[before] > seen[key])
+        outer = ordered & ~later & (before == after) & (count < BODY * np.append(np.bincount(key), 0)[before])
+        field = ordered & ~later & ~outer
+        alternate = _share(key, np.r_[False, False, key[2:] == key[:-2]][: key.size]) >= BODY  # two speakers
+        cycle = (later & ~alternate) | outer
 
         edge, words = rows.fresh | rows.apart, shapes.strength < 0
         heading = edge & title & (size <= TITLE) & ~starts_small(first)
@@ -106,7 +112,9 @@ class Classes(NamedTuple):
         turn &= np.bincount(shapes.shape)[shapes.shape] >= LEAST
         fresh = _share(key, rows.fresh) >= MOSTLY
         numbers = (of.tolist() for of in (kind, named, _until(key), key, count))
-        return cls(*numbers, *(of.tolist() for of in (turn, fresh, constant, field, closes, bullet, deeper, title)))
+        return cls(
+            *numbers, *(of.tolist() for of in (turn, fresh, constant, field, closes, outer, bullet, deeper, title))
+        )
 
 
 def _share(key: Ints, chosen: Bools) -> npt.NDArray[np.float64]:
@@ -114,18 +122,16 @@ def _share(key: Ints, chosen: Bools) -> npt.NDArray[np.float64]:
     return (np.bincount(key, chosen) / np.bincount(key))[key]
 
 
-def _before(key: Ints) -> tuple[Bools, Bools]:
-    """Whether rows of one class stand before nearly all rows of a class; and whether that class begins later: then the
-    class begins a cycle."""
-    begins = np.append(np.unique(key, return_index=True)[1], -1)
-    size = begins.size
-    pairs, counts = np.unique(key * size + np.r_[size - 1, key[:-1]], return_counts=True)
+def _beside(key: Ints, other: Ints) -> tuple[Ints, Bools]:
+    """Of each row the class that stands most often beside the rows of its class, and whether it nearly always does.
+    other: the class beside each row, which may be one more than the last."""
+    size = int(key.max()) + 2
+    pairs, counts = np.unique(key * size + other, return_counts=True)
     order = np.argsort(counts, kind="stable")
-    after, before = np.divmod(pairs[order], size)
+    own, beside = np.divmod(pairs[order], size)
     usual, most = np.zeros((2, size), np.int64)
-    usual[after], most[after] = before, counts[order]
-    ordered = (most[:-1] >= ORDERED * (np.bincount(key) - 1))[key]
-    return ordered, ordered & (begins[usual][key] > begins[key])
+    usual[own], most[own] = beside, counts[order]
+    return usual[key], most[key] >= ORDERED * (np.bincount(key)[key] - 1)
 
 
 def _by_class(key: Ints) -> tuple[Ints, Ints]:

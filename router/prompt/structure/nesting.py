@@ -134,7 +134,7 @@ class _Nesting:
         """End the blocks that a row ends, and open the one that it opens."""
         kind, stack, labels, size = self._kind(row), self.stack, len(self.starts), len(self.stack)
         if kind != NONE:
-            self.seen.setdefault(kind, row)
+            self.seen.setdefault(kind, NONE if kind >= 0 and self.classes.outer[row] else row)
         while stack and self._ends(stack[-1], row, kind):
             stack.pop()
         if self.text.startswith("</", self.first[row]):

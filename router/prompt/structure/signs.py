@@ -31,7 +31,8 @@ def headings_of(text: str, rows: Rows, codes: Codes, strength: Ints, bullet: Boo
             if title and text[rows.end[row - 1] - 1] not in STOPS + "|":
                 found[row - 1], found[row] = SIGN - (1 if line[0] == "=" else 2), NONE
         elif line[0] in "#=*" and line[marks : marks + 1] in (" ", "\t") and marks <= 6:
-            if plain[row] and (marks > 1 or (line[0] == "#" and rows.fresh[row])):
+            deeper = row + 1 < size.size and text.startswith(line[0] * (marks + 1), rows.first[row + 1])
+            if (plain[row] or deeper) and (marks > 1 or (line[0] == "#" and rows.fresh[row])):
                 found[row] = SIGN - marks
         elif line[:2] == "<h" and line[2:3].isdigit():
             found[row] = SIGN - int(line[2])
