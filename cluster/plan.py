@@ -93,18 +93,6 @@ def gpu_named(name: str) -> Machine:
     return GPUS[name.lower()]
 
 
-def roofline(operations: float, size: float, operations_per_second: float, bytes_per_second: float) -> float:
-    """Seconds of a kernel that computes and reads memory at the same time (Williams et al., CACM 52(4), 2009)."""
-    return max(operations / operations_per_second, size / bytes_per_second)
-
-
-def all_reduce(size: float, ranks: int, bytes_per_second: float) -> float:
-    """Seconds in which a ring adds up `size` bytes of each rank: each sends 2 * (ranks - 1) / ranks of them
-    (Patarasuk and Yuan, JPDC 69(2), 2009). bytes_per_second: of one rank's link, in one direction.
-    """
-    return 2 * (ranks - 1) / ranks * size / bytes_per_second
-
-
 def mean_wait(busy: float, service: float) -> float:
     """Seconds that a prompt waits for a server that takes `service` seconds for each and works a share `busy` of the
     time, in [0, 1): Pollaczek and Khinchine, for Poisson arrivals and equal prompts (M/D/1).
@@ -216,13 +204,16 @@ class PlannedEngine:
     def _seconds(self, linear: float, weights: float, attention: float, kv: float, tokens: float, steps: int) -> float:
         """linear, attention: operations. weights: parameters that are read. kv: bytes of each rank that are read.
 
-        Two all-reduces in each layer add up the ranks' parts (Megatron-LM, arXiv 1909.08053).
+        A kernel computes and reads memory at the same time (roofline: Williams et al., CACM 52(4), 2009). Two
+        all-reduces in each layer add up the ranks' parts (Megatron-LM, arXiv 1909.08053): in a ring, each rank sends
+        2 * (ranks - 1) / ranks of its bytes (Patarasuk and Yuan, JPDC 69(2), 2009).
         """
-        machine, ranks = self.machine, self.ranks
-        products = roofline(linear / ranks, weights * self.weight_bits / 8 / ranks, machine.linear, machine.bandwidth)
-        pairs = roofline(attention / ranks, kv, machine.attention, machine.bandwidth)
-        each = all_reduce(tokens * self.model.text.hidden_size * ACTIVATION_BYTES, ranks, machine.link)
-        reduces = 2 * self.model.text.num_hidden_layers * (each + steps * machine.reduce_s) if ranks > 1 else 0.0
+        machine, text, ranks = self.machine, self.model.text, self.ranks
+        weight_bytes = weights * self.weight_bits / 8 / ranks
+        products = max(linear / ranks / machine.linear, weight_bytes / machine.bandwidth)
+        pairs = max(attention / ranks / machine.attention, kv / machine.bandwidth)
+        each = 2 * (ranks - 1) / ranks * tokens * text.hidden_size * ACTIVATION_BYTES / machine.link
+        reduces = 2 * text.num_hidden_layers * (each + steps * machine.reduce_s) if ranks > 1 else 0.0
         return products + pairs + reduces + machine.token_s * tokens + machine.step_s * steps
 
 

@@ -22,12 +22,10 @@ from cluster.plan import (
     Machine,
     Model,
     PlannedEngine,
-    all_reduce,
     gpu_named,
     mean_wait,
     pays_from,
     pool,
-    roofline,
 )
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import ModelError, SkimError
@@ -92,16 +90,6 @@ def test_the_wait_is_that_of_a_simulated_queue():
         waited = max(0.0, waited + service - chance.expovariate(busy / service))
     assert total / 200_000 == pytest.approx(mean_wait(busy, service), rel=0.05)
     assert mean_wait(0.0, service) == 0
-
-
-def test_a_ring_sends_nearly_twice_the_data():
-    assert all_reduce(8e9, 1, 1e9) == 0
-    assert [all_reduce(8e9, ranks, 1e9) for ranks in (2, 4, 8)] == [8, 12, 14]
-
-
-def test_the_slower_of_computing_and_reading_counts():
-    assert roofline(100, 10, 10, 10) == 10
-    assert roofline(10, 100, 10, 10) == 10
 
 
 IDEAL = Machine(linear=1e12, attention=1e12, bandwidth=1e9)
