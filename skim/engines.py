@@ -78,7 +78,8 @@ class PairEngines:
         from speculator_service.translation import translated, translation_for
         from target_service.engine import create_engine as create_target
 
-        self._model = next(filter(None, (target and target.model, reads_for, speculator and speculator.model)))
+        names = target.model if target else None, reads_for, speculator.model if speculator else None
+        self._model = next(filter(None, names))
         translation = None
         if speculator is not None and self._model != speculator.model:
             inspect_model(self._model, engine="tokenizer")

@@ -141,13 +141,11 @@ def _texts(content: Any, name: str) -> Iterable[str]:
     if not isinstance(content, str | Sequence):
         raise InvalidRequestError(f"{name} must be a text or a list of parts, not {type(content).__name__}")
     for number, part in enumerate([content] if isinstance(content, str) else content):
-        if isinstance(part, Mapping):
-            kind = part.get("type", "text")
-            text = part.get(PART_FIELDS[kind]) if isinstance(kind, str) and kind in PART_FIELDS else ...
+        text = part
+        if isinstance(part, Mapping) and (field := PART_FIELDS.get(str(part.get("type", "text")))):
+            text = part.get(field)
             if text is None:  # as over HTTP
                 continue
-        else:
-            text = part
         if not isinstance(text, str):
             raise InvalidRequestError(f"{name}.{number} is no text: a pair reads text alone")
         yield text

@@ -72,7 +72,7 @@ def placement_options(name: str, pool: PoolConfig) -> dict[str, Any]:
     return {"ray_actor_options": options}
 
 
-def taken_by_one(config: DeploymentConfig) -> dict[str, list[dict[str, float]]]:
+def resources_per_node(config: DeploymentConfig) -> dict[str, list[dict[str, float]]]:
     """Ray resources of one replica on each of its nodes, by deployment."""
     taken = {"router": [_above_zero({"CPU": config.router.cpus, **config.router.resources})]}
     for name, pool in config.pools.items():
@@ -87,7 +87,7 @@ def needed_resources(config: DeploymentConfig, *, at_most: bool = False) -> dict
     """Ray resources that `config` needs at the start, or with `at_most` at its largest size."""
     replicas = {name: pool.most_replicas if at_most else pool.replicas for name, pool in config.pools.items()}
     needed = defaultdict[str, float](float)
-    for name, parts in taken_by_one(config).items():
+    for name, parts in resources_per_node(config).items():
         for resource, amount in (item for part in parts for item in part.items()):
             needed[resource] += replicas.get(name, config.router.replicas) * amount
     return needed
@@ -111,7 +111,7 @@ def check_fit(config: DeploymentConfig, offered: Mapping[str, float], nodes: Seq
                 f"the Ray cluster offers {has:g} of the resource {name}, but this deployment needs {amount:g}: start"
                 f" nodes with it (for example ray start --resources '{{\"{name}\": {amount:g}}}')"
             )
-    for name, parts in taken_by_one(config).items():
+    for name, parts in resources_per_node(config).items():
         suited = [node for node in nodes if _offers(node, parts[-1])]
         if len(suited) >= len(parts) and any(_offers(node, parts[0]) for node in suited):
             continue
