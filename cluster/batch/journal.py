@@ -15,8 +15,6 @@ from cluster.batch.storage import locate, storage_errors, write
 from skim_common.errors import SkimError
 
 VERSION = 3
-READ_AHEAD = 16
-"""Parts that are read at once while they are joined: an object store serves many parts as fast as one."""
 GLOB = frozenset("*?[]")
 
 _ANSWER = msgspec.json.Decoder(BatchAnswer)
@@ -117,21 +115,19 @@ class Journal:
 
     def _joined(self, parts: Sequence[Part], failed: list[int]) -> Iterator[bytes]:
         """The content of the output. failed: gets the number of failed rows of each part."""
-        for start in range(0, len(parts), READ_AHEAD):
-            some = parts[start : start + READ_AHEAD]
-            contents = self._fs.cat_ranges([self._path(part) for part in some], 0, None, on_error="raise")
-            for part, data in zip(some, contents, strict=True):
-                answers: list[BatchAnswer] = []
-                with suppress(msgspec.DecodeError):  # the last line may be cut off
-                    answers += (_ANSWER.decode(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n"))
-                if len(answers) != part.rows:
-                    self._fs.rm(self._path(part))
-                    raise SkimError(
-                        f"{self._path(part)} held {len(answers)} of its {part.rows} rows (because of a full disk or a "
-                        "crash) and was removed: submit the batch again to send these rows again"
-                    )
-                failed.append(sum(answer.failed for answer in answers))
-                yield data
+        for part in parts:
+            data: bytes = self._fs.cat_file(self._path(part))
+            answers: list[BatchAnswer] = []
+            with suppress(msgspec.DecodeError):  # the last line may be cut off
+                answers += (_ANSWER.decode(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n"))
+            if len(answers) != part.rows:
+                self._fs.rm(self._path(part))
+                raise SkimError(
+                    f"{self._path(part)} held {len(answers)} of its {part.rows} rows (because of a full disk or a "
+                    "crash) and was removed: submit the batch again to send these rows again"
+                )
+            failed.append(sum(answer.failed for answer in answers))
+            yield data
 
     def _path(self, part: Part) -> str:
         return f"{self._parts}/{part.index:08d}.jsonl"

@@ -149,7 +149,7 @@ def read_plan(url: str) -> InputPlan:
     """Read the whole input. Raises SkimError if it cannot be read, has no rows, or uses a custom_id twice."""
     plan, sha, end = InputPlan(), hashlib.sha256(), 0
     rows = list[tuple[int, int, int, int]]()  # line, start, end, check
-    lines_of, repeated = dict[bytes, int](), list[str]()
+    lines_of, repeated = dict[str, int](), list[str]()
     with open_rows(url) as file:
         for number, line in enumerate(file, 1):
             sha.update(line)
@@ -166,8 +166,7 @@ def read_plan(url: str) -> InputPlan:
                 plan.unusable += 1
                 if len(plan.problems) < MAX_SHOWN:
                     plan.problems.append(f"line {number}: {row}")
-            key = hashlib.blake2b((custom_id or "").encode(errors="surrogatepass"), digest_size=16).digest()
-            if custom_id is not None and (first := lines_of.setdefault(key, number)) != number:
+            if custom_id is not None and (first := lines_of.setdefault(custom_id, number)) != number:
                 repeated.append(f"{custom_id!r:.60} in lines {first} and {number}")
     if repeated:
         more = f" and {len(repeated) - MAX_SHOWN} more" if len(repeated) > MAX_SHOWN else ""
