@@ -34,10 +34,7 @@ def ray_for_ranks(group: PlacementGroup | None) -> Iterator[None]:
 
 
 async def fetch_on_nodes(group: PlacementGroup | None, models: Iterable[str]) -> None:
-    """Download the weights of hub names to every node of the group, because each rank reads them on its own node.
-
-    Raises ModelError for a model that a node cannot have.
-    """
+    """Download the weights of hub names to every node of the group. Raises ModelError."""
     names = [model for model in models if is_hub_name(model)]
     if group is None or not names:
         return

@@ -59,9 +59,7 @@ class PoolActor:
     async def _start(
         self, deployment: str, settings: PoolSettings, group: PlacementGroup | None = None
     ) -> AsyncIterator[None]:
-        """Create the engine in this context. It begins late after failed starts with these settings; then the engine is
-        watched. Raises SkimError for another version of Ray.
-        """
+        """Create the engine in this context; then it is watched. Raises SkimError for another version of Ray."""
         check_version("ray")
         call_directly()
         log_through_serve()
@@ -73,11 +71,8 @@ class PoolActor:
         self._watch = EngineWatch(self._engine, deployment, group, hung_after_s=settings.hung_after_s)
 
     async def _probe(self, settings: PoolSettings, find_failure: Callable[[], Awaitable[str | None]]) -> None:
-        """Let the engine that has just started find out whether it can be trusted (docs/scaling.md). Only vLLM's has
-        hooks that may be broken.
-
-        find_failure: returns why it cannot, in one sentence, or None. Raises SkimError.
-        """
+        """Let the engine that has just started find out whether it can be trusted (docs/scaling.md). find_failure: says
+        why not, or None. Only vLLM's engine has hooks that may be broken. Raises SkimError."""
         if settings.start_probe == "off" or settings.engine != "vllm":
             return
         failure = await find_failure()
@@ -90,7 +85,7 @@ class PoolActor:
         await note_failed_probe(failure)
 
     async def stats(self) -> dict[str, Any]:
-        """Counts of requests, of speculative decoding and of what else the engine counts."""
+        """What the engine counts, by the names of the pool's metrics."""
         return await self._engine.stats()
 
     def engine_metrics(self) -> Iterable[Metric]:

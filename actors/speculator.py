@@ -50,20 +50,17 @@ class SpeculatorActor(PoolActor):
             self._engine = translated(engine, translation)
             text = reads_for if translation and reads_for else settings.model
             await self._probe(settings, lambda: find_failure(self._engine, text))
-        self._drafts = None
+        self._drafts, address = None, None
         if channel is not None:
             self._drafts = DraftService(self._engine, on_end=self._drafted)
-        address = await self._serve_drafts(channel) if channel is not None else None
+            address = await self._serve_drafts(channel, self._drafts)
         self._service = SpeculatorService(self._engine, address, self._drafts)
 
-    async def _serve_drafts(self, channel: Mapping[str, Any]) -> str:
+    async def _serve_drafts(self, channel: Mapping[str, Any], drafts: DraftService) -> str:
         """Start the draft server on this node's address. Returns host:port."""
-        assert self._drafts is not None
-        host = ray.util.get_node_ip_address()
+        host, port, token = ray.util.get_node_ip_address(), channel.get("port", 0), channel.get("token")
         tls = CertificateFiles(**channel["tls"]) if channel.get("tls") else None
-        self._server = DraftServer(
-            self._drafts.handle, host, channel.get("port", 0), token=channel.get("token"), tls=tls
-        )
+        self._server = DraftServer(drafts.handle, host, port, token=token, tls=tls)
         return f"{host}:{await self._server.start()}"
 
     def _drafted(self, session: DrafterSession) -> None:
@@ -76,8 +73,7 @@ class SpeculatorActor(PoolActor):
     async def select(self, payload: bytes) -> AsyncGenerator[bytes, None]:
         """Takes a SelectRequest and yields one Selection or error, all encoded. Cancelling aborts it in the engine.
 
-        This is a stream because Serve then learns the replica's queue length when the request starts. For a unary call
-        over gRPC it learns it with the reply, and chooses replicas by old numbers (ray.serve._private.replica_result).
+        A stream, because Serve then learns the replica's queue length when the request starts, and not with the reply.
         """
         yield await self._select(payload)
 

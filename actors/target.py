@@ -23,10 +23,7 @@ from target_service.start_probe import CANDIDATES, find_failure
 
 
 class TargetActor(PoolActor):
-    """One replica: one engine, on one or several GPUs of its node, or of the nodes of its placement group.
-
-    A half of a split target (option `kv_role`) offers its KV blocks at this node's address.
-    """
+    """One replica: one engine, on one or several GPUs of its node, or of the nodes of its placement group."""
 
     pool = "target"
     _engine: TargetEngine

@@ -1,8 +1,7 @@
 """The messages of the draft channel, between a target worker and a speculator replica.
 
 In each step the target sends one DraftRequest with a row for every running request that has a session on that replica,
-and receives one DraftReply. Positions in these messages count the tokens of the answer: position 0 is the first decoded
-token, which has position M in the model.
+and receives one DraftReply. Positions in these messages count the tokens of the answer.
 """
 
 from dataclasses import dataclass, field
@@ -23,16 +22,18 @@ Natural = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 # The rounding error in a sum of 512 float32 probabilities is at most 1e-5.
 _SUM_TOLERANCE = 1e-3
 
+GREEDY_BELOW = 1e-5
+"""Lower temperatures mean greedy decoding, as in vLLM (vllm.sampling_params._SAMPLING_EPS)."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftRow:
     """One request in one step.
 
-    session: the session's id. position: number of answer tokens before `tokens`. tokens: int32 [A], the answer's end:
-    what joined it since the last exchange (accepted drafts, then the replacement or bonus token). max_drafts: K, the
-    number of drafts to return; with 0 the row only reports tokens. temperature: 0 asks for greedy drafts. top_m: number
-    of (id, probability) pairs of q per draft; 0 asks for one-hot drafts (greedy decoding or structured output), which
-    need no q.
+    position: number of answer tokens before `tokens`. tokens: int32 [A], what joined the answer since the last exchange
+    (accepted drafts, then the replacement or bonus token). max_drafts: K; with 0 the row only reports tokens.
+    temperature: 0 asks for greedy drafts. top_m: number of (id, probability) pairs of q per draft; 0 asks for one-hot
+    drafts (greedy decoding or structured output), which need no q.
     """
 
     session: str
@@ -78,10 +79,8 @@ class DraftReply:
 
 
 def check_answers(reply: DraftReply, request: DraftRequest) -> None:
-    """Raise WireError unless the drafts of `reply` belong to rows of `request` and are not longer than requested.
-
-    The target checks by itself whether the ids are in its vocabulary.
-    """
+    """Raise WireError unless the drafts of `reply` belong to rows of `request` and are not longer than requested. The
+    target's vocabulary is not known here."""
     rows = {row.session: row for row in request.rows}
     for session, drafted in reply.drafts.items():
         row = rows.get(session)

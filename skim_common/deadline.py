@@ -50,9 +50,7 @@ class Deadline:
 
     async def next(self, stream: AsyncIterator[Item]) -> Item | None:
         """The next item of `stream`, or None at its end. Raises DeadlineError if it does not come before the deadline.
-
-        The time is measured while `stream` works, not while the consumer does: a consumer's task is never cancelled.
-        """
+        A consumer's task is never cancelled."""
         if self.at is None:  # a timer for each token costs as much as the rest of its way
             return await anext(stream, None)
         async with self.limit():

@@ -8,11 +8,8 @@ CORES = "VLLM_CPU_OMP_THREADS_BIND"
 """vLLM's environment variable for the CPU cores of each rank, for example `0,1|2,3`."""
 
 KEPT_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-"""glibc variables (mallopt(3)) that make a process keep freed memory, as a GPU's caching allocator does.
-
-By default glibc maps every block over 32 MiB anew and unmaps it when it is freed. The activations of a long prompt then
-cause a page fault per 4 KiB in every layer of every step. vLLM ships a tcmalloc against this, but not in every build.
-"""
+"""glibc variables (mallopt(3)) that make a process keep freed memory. By default each block over 32 MiB is mapped anew:
+the activations of a long prompt then cause a page fault per 4 KiB in every layer of every step."""
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Errors for people: each is one sentence that says what was wrong, where, and what to do.
 
-Every error that Skim raises on purpose is a `SkimError`. Its `kind` crosses the wire, so that the router can tell a
-client's mistake (HTTP 400) from a pool that is down (503) without knowing the pool's engine.
+Every error that Skim raises on purpose is a `SkimError`, whose `kind` crosses the wire: the router tells a client's
+mistake (HTTP 400) from a pool that is down (503).
 """
 
 from typing import ClassVar
@@ -26,10 +26,8 @@ class ModelError(SkimError):
 
 
 class EngineUnavailableError(SkimError):
-    """An engine or a whole pool cannot answer now; the same request may work later (HTTP 503).
-
-    retry_after_s: when it may, in whole seconds. It does not cross the wire.
-    """
+    """An engine or a whole pool cannot answer now (HTTP 503). retry_after_s: when the same request may work, in whole
+    seconds; it does not cross the wire."""
 
     kind: ClassVar[str] = "unavailable"
     retry_after_s: int = 1

@@ -40,11 +40,8 @@ def is_loopback(url: str) -> bool:
 
 
 def client_options(url: str) -> dict[str, Any]:
-    """Arguments of an httpx or httpx2 client that calls `url`: on a loopback address it asks no proxy.
-
-    NO_PROXY is not enough for them: they read no ranges there, such as 127.0.0.0/8, and a SOCKS proxy that they cannot
-    use is an error, even if they would not use it.
-    """
+    """Arguments of an httpx or httpx2 client that calls `url`: on a loopback address it asks no proxy. NO_PROXY is not
+    enough: they read no ranges there, and a SOCKS proxy that they would not use is an error."""
     if not is_loopback(url):
         return {}
     # Without `trust_env`, httpx does not read SSL_CERT_FILE; OpenSSL itself does.

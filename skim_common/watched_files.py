@@ -15,10 +15,8 @@ T = TypeVar("T")
 
 
 class WatchedFiles(Generic[T]):
-    """What `read` makes of files, read again when one of them has changed. Threads may share it.
-
-    If `read` raises SkimError then, the last result stays, and the log has one error. At the start the error is raised.
-    """
+    """What `read` makes of files, read again when one of them has changed. Threads may share it. If `read` raises
+    SkimError then, the last result stays, and the log has one error."""
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]], read: Callable[[], T], what: str) -> None:
         """what: names the result in the log, in the plural."""

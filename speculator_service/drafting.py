@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.arrays import Int32Array, no_numbers
-from kv_transfer.drafts import Drafted, DraftReply, DraftRequest, DraftRow
+from kv_transfer.drafts import GREEDY_BELOW, Drafted, DraftReply, DraftRequest, DraftRow
 from kv_transfer.messages import KeptPrompt
 from skim_common.errors import SessionLostError, SkimError
-from speculator_service.engine import GREEDY_BELOW, MAX_TOP, SpeculatorEngine
+from speculator_service.engine import MAX_TOP, SpeculatorEngine
 
 _log = logging.getLogger(__name__)
 

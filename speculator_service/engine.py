@@ -13,8 +13,6 @@ from kv_transfer.options import SelectionOptions
 from skim_common.engine_options import named_engine
 from skim_common.errors import InvalidRequestError, SessionLostError
 
-GREEDY_BELOW = 1e-5
-"""Lower temperatures mean greedy decoding, as in vLLM (vllm.sampling_params._SAMPLING_EPS)."""
 MAX_TOP = 512
 """Maximum number of tokens that a draft is sampled from."""
 

@@ -45,7 +45,7 @@ def check_options(service: str, options: Mapping[str, Any], own: Collection[str]
 
 
 def engine_config(refusal: str, /, **arguments: Any) -> VllmConfig:
-    """vLLM's configuration for these fields of AsyncEngineArgs. The SkimError of a failure begins with `refusal`."""
+    """vLLM's configuration for these fields of AsyncEngineArgs. Raises SkimError that begins with `refusal`."""
     # The pools exchange token ids, so the part of a model that reads images would never run.
     defaults: dict[str, Any] = {"use_tqdm_on_load": False, "language_model_only": True}
     if current_platform.is_cuda() and arguments.get("max_num_batched_tokens") is None:
@@ -71,11 +71,9 @@ def _as_configs(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def start(config: VllmConfig, failure: str, **arguments: Any) -> AsyncLLM:
-    """A running engine with this configuration.
-
-    arguments: for AsyncLLM.from_vllm_config. Raises SkimError for another version of vLLM and for options that cannot
-    work, before any process starts; ModelError if a worker refuses the model; SkimError that begins with `failure` for
-    every other cause.
+    """A running engine. arguments: for AsyncLLM.from_vllm_config. Raises SkimError for another version of vLLM and for
+    options that cannot work, before any process starts; ModelError if a worker refuses the model; SkimError that begins
+    with `failure` for every other cause.
     """
     check_version("vllm")
     connector = config.kv_transfer_config and config.kv_transfer_config.kv_connector

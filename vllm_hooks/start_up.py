@@ -1,8 +1,7 @@
 """The processes of an engine: their environment while it starts, the errors that they report, and their end.
 
-vLLM runs an engine in processes of its own. It reports their failure as "see root cause above", and the cause is only
-in their log. vLLM calls `register` (a `vllm.general_plugins` entry point) in each of these processes; this module
-imports no vLLM.
+vLLM reports a failure of its processes as "see root cause above", and the cause is only in their log. It calls
+`register` (a `vllm.general_plugins` entry point) in each of them; this module imports no vLLM.
 """
 
 import ctypes
@@ -34,10 +33,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def register() -> None:
-    """Write this process's exceptions to START_UP_FILE, end it with its parent, and let it show its stacks.
-
-    Does nothing unless Skim is starting an engine.
-    """
+    """Write this process's exceptions to START_UP_FILE, end it with its parent, and let it show its stacks, if Skim is
+    starting an engine."""
     if path := os.environ.get(START_UP_FILE):
         end_with_parent()
         show_stacks_when_asked()
@@ -49,11 +46,8 @@ def end_with_parent() -> None:
 
     vLLM's engine core does not notice that its parent was killed: it would keep its memory, and the replica that takes
     its place could not start. The kernel ends it, also when it is stopped. To the kernel, the parent is the *thread*
-    that started this process: an engine must be started by a thread that lives as long as the engine. Ours are main
-    threads and those of event loops.
-
-    A process that vLLM forks does not call this: vLLM loads plugins once, and the child inherits that. On CPU and in
-    Ray actors vLLM spawns its processes.
+    that started this process, which must live as long as the engine. A process that vLLM forks inherits its plugins and
+    does not call this; on CPU and in Ray actors vLLM spawns its processes.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -64,10 +58,7 @@ def end_with_parent() -> None:
 
 
 def show_stacks_when_asked() -> None:
-    """At STACKS_SIGNAL, write the stacks of all threads to standard error, also while a C function runs.
-
-    The process goes on. A stopped process writes them when it goes on.
-    """
+    """At STACKS_SIGNAL, write the stacks of all threads to standard error, also while a C function runs, and go on."""
     faulthandler.register(STACKS_SIGNAL, file=2)
 
 
@@ -99,9 +90,7 @@ def first_exception(path: str) -> tuple[str, str] | None:
 @contextmanager
 def start_up_environment(cpu_ranks: int) -> Iterator[str]:
     """Set the environment that vLLM's processes start with, and restore it afterwards. Yields the file for exceptions.
-
-    cpu_ranks: number of ranks on CPU; 0 or 1 if no cores need to be divided. Raises SkimError for too few cores.
-    """
+    cpu_ranks: that share the cores of this machine; 0 on a GPU. Raises SkimError for too few cores."""
     with tempfile.NamedTemporaryFile(prefix="skim-start-", suffix=".jsonl") as notes:
         added = {START_UP_FILE: notes.name, **unless_set(NO_COMPILER_NEEDED)}
         if cpu_ranks > 1 and CORES not in os.environ:
@@ -122,10 +111,8 @@ def _core_shares(ranks: int) -> str:
 
 @contextmanager
 def cpu_processes(config: Any) -> Iterator[None]:
-    """Settings for an engine that starts on CPU in this context. On other devices nothing changes.
-
-    config: vllm.config.VllmConfig; its executor is changed. Variables that the environment has already stay.
-    """
+    """Settings for an engine that starts on CPU in this context; `config`, a VllmConfig, gets another executor. On
+    other devices nothing changes. Variables that the environment has already stay."""
     if config.device_config.device_type != "cpu":
         yield
         return
@@ -136,9 +123,8 @@ def cpu_processes(config: Any) -> Iterator[None]:
             # request: half a minute for four ranks on two cores.
             stack.enter_context(with_environment({"TORCH_COMPILE_DISABLE": "1"}))
         if config.parallel_config.world_size == 1:
-            # A single rank runs inside the engine core, as on a GPU. vLLM's CPU platform starts a process for it only
-            # because OpenMP's environment must be set first. Two processes poll for each other's messages on cores
-            # that the model needs (SpinCondition in vllm.distributed.device_communicators.shm_broadcast).
+            # A single rank runs inside the engine core, as on a GPU. vLLM starts a process for it only because OpenMP's
+            # environment must be set first, and two processes poll for messages on cores that the model needs.
             from vllm.utils.ompmultiprocessing import OMPProcessManager
 
             config.parallel_config.distributed_executor_backend = "uni"

@@ -7,15 +7,12 @@ from typing import Any
 from opentelemetry.trace import Span
 
 from actors.observability.tracing import add_part, ending, moment, now_ms, server_span
-from kv_transfer.messages import GenerateOutput, GenerateRequest, Selection
+from kv_transfer.messages import DELTA, GenerateOutput, GenerateRequest, Selection
 from skim_common.models.info import ModelInfo
 from skim_common.models.source import public_name
 
 SELECT, DRAFT = "skim.speculator.select", "skim.speculator.draft"
 FIRST_TOKEN = "skim.first_token"
-
-DELTA = 1
-"""SamplingParams.output_kind (vLLM's RequestOutputKind) for outputs with new tokens only; the engines' default."""
 
 
 def note_selection(span: Span, request_id: str, selection: Selection) -> None:

@@ -1,9 +1,8 @@
 """Trace spans by OpenTelemetry's API, in a process that may have a tracer provider.
 
-The SDK and the exporter are imported only if the deployment file asks for traces. The provider is not OpenTelemetry's
-process-wide one, which vLLM sets when its own traces are on (vllm.tracing.otel). Parents are passed explicitly, not by
-a context variable, because an async generator may end in another context than the one it began in. A span must never
-contain text of a prompt or an answer.
+The provider is not OpenTelemetry's process-wide one, which vLLM sets when its own traces are on (vllm.tracing.otel).
+Parents are passed explicitly, not by a context variable, because an async generator may end in another context than the
+one it began in. A span must never contain text of a prompt or an answer.
 """
 
 import asyncio
@@ -36,11 +35,8 @@ _provider: "TracerProvider | None" = None
 
 
 def start_traces(settings: Mapping[str, Any] | None) -> bool:
-    """settings: endpoint, sample_ratio and service_name of `observability.traces`. Returns whether traces are on.
-
-    A thread sends spans in batches; a full queue drops them. The exporter's environment variables are in effect
-    (OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE).
-    """
+    """settings: endpoint, sample_ratio and service_name of `observability.traces`. Returns whether traces are on. The
+    exporter's environment variables are in effect (OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE)."""
     if settings is None:
         return False
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

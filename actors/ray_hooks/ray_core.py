@@ -8,11 +8,8 @@ from ray._private import ray_constants, services, worker
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
 
 ON_LOOPBACK = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
-"""Environment of each process of a Ray that Skim starts, and of programs that join it.
-
-With 1, Ray listens on every address, with its metrics as well. It has this form for Windows and OSX, and the variable
-also holds on Linux (Ray 2.60.0).
-"""
+"""Environment of each process of a Ray that Skim starts, and of programs that join it. With 1, Ray listens on every
+address, with its metrics as well."""
 
 
 def kv_get(key: str) -> bytes | None:
@@ -34,10 +31,8 @@ def kv_keys(prefix: str) -> list[str]:
 
 
 def dead_ray_process() -> str | None:
-    """The name of a process that has died of the Ray that was started here; None if all live, or for another Ray.
-
-    Ray's own calls wait for a dead head without a limit.
-    """
+    """The name of a process that has died of the Ray that was started here; None if all live, or for another Ray. Ray's
+    own calls wait for a dead head without a limit."""
     node = worker._global_node
     if node is None or not node.is_head():
         return None

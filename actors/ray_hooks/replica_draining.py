@@ -1,8 +1,7 @@
 """When a replica that Serve stops must hand its answers over.
 
-Serve waits for the requests of a stopping replica for `graceful_shutdown_timeout_s`, then it kills the replica. It
-tells the replica's own class nothing before the end. So this reads Serve's state of the replica
-(ray.serve._private.replica.Replica): `_shutting_down` and `_deployment_config`.
+Serve waits for the requests of a stopping replica for `graceful_shutdown_timeout_s`, then it kills it, and tells the
+replica's own class nothing before. So this reads Serve's state of it (ray.serve._private.replica.Replica).
 """
 
 import asyncio

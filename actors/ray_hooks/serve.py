@@ -29,10 +29,9 @@ def this_replica() -> ReplicaContext | None:
 
 
 async def replies_of_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: float) -> list[Any]:
-    """What the replicas that run reply, each within `timeout_s`, or the errors in place of replies.
-
-    Serve's `DeploymentBroadcastResponse.results_async` loses all replies if one is late; this waits for each alone.
-    Raises RayError, TimeoutError and RayServeException if no replica can be asked.
+    """What the replicas that run reply, each within `timeout_s`, or the errors in place of replies. (Serve's
+    `results_async` loses all replies if one is late.) Raises RayError, TimeoutError and RayServeException if no replica
+    can be asked.
     """
     response = handle.broadcast(method, *args)
     async with asyncio.timeout(timeout_s):
@@ -51,10 +50,8 @@ def actor_lives(name: str) -> bool:
 
 
 class Controller:
-    """Asks Serve's controller. Its actor's name and handle stay the same when Ray restarts it.
-
-    Serve's public `status` has no number of replicas that a deployment should have.
-    """
+    """Asks Serve's controller for what its public `status` lacks: the number of replicas that a deployment should have.
+    Its actor's name and handle stay the same when Ray restarts it."""
 
     def __init__(self) -> None:
         self._actor: Any = None
@@ -85,17 +82,12 @@ def deployment_name(application: Application) -> Any:
 def streaming_bytes(handle: DeploymentHandle) -> DeploymentHandle:
     """The handle for streams of bytes: over Serve's gRPC, not as Ray's object references, which do not help bytes that
     are read once. A dead replica is still a RayActorError; other failures are gRPC errors.
-
-    Ray's `RAY_SERVE_USE_GRPC_BY_DEFAULT` would change all calls of the process.
     """
     return handle.options(stream=True, _by_reference=False)
 
 
 def init_with_own_loop(handle: DeploymentHandle) -> None:
-    """Make the handle fit for a process without an event loop, whatever `RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP` says.
-
-    Serve's client keeps its handles; one that has been used keeps its loop.
-    """
+    """Make the handle fit for a process without an event loop. One that has been used keeps its loop."""
     if not handle.is_initialized:
         handle._init(_run_router_in_separate_loop=True)
 

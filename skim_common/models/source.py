@@ -43,10 +43,8 @@ def public_name(model: str) -> str:
 
 
 def local_folder(model: str, *, weights: bool) -> str:
-    """The folder with the model's files; those of a repository are downloaded first, unless they are in the cache.
-
-    weights: whether the folder must have the weights. Without them, only kilobytes are downloaded. Several processes
-    may call this at once. Raises ModelError if the repository or its files cannot be had.
+    """The folder with the model's files. Those of a repository are downloaded first, unless they are in the cache;
+    without `weights`, only kilobytes. Raises ModelError if the repository or its files cannot be had.
     """
     if not is_hub_name(model):
         return model
@@ -73,10 +71,8 @@ def weight_bytes(folder: str) -> int:
 
 
 def pinned(model: str) -> str:
-    """A hub name with its revision's commit, so that all machines read the same files; a folder as it is.
-
-    A revision that is a commit is not looked up. Raises ModelError as `local_folder`.
-    """
+    """A hub name with its revision's commit, so that all machines read the same files; a folder as it is. Raises
+    ModelError as `local_folder`."""
     if not is_hub_name(model) or _COMMIT.fullmatch(_split(model)[1] or ""):
         return model
     # The cache has a folder for each commit, with the commit as its name.

@@ -29,10 +29,7 @@ class TokenText:
     """
 
     def __init__(self, tokenizer: Any, name: str) -> None:
-        """tokenizer: of transformers. name: of its model, for errors.
-
-        Raises ModelError for a tokenizer whose tokens have no certain text.
-        """
+        """name: of its model. Raises ModelError for a tokenizer whose tokens have no certain text."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ModelError(
@@ -59,10 +56,8 @@ class TokenText:
         return cls(load_tokenizer(model), model)
 
     def read(self, text: str) -> tuple[Int32Array, Spans]:
-        """The ids of a prompt's text [S], with `beginning` before it, and the characters [S, 2] of each token.
-
-        Special tokens that are written in `text` are recognized.
-        """
+        """The ids of a prompt's text [S], with `beginning` before it, and the characters [S, 2] of each token. Special
+        tokens that are written in it are recognized."""
         encoded = self._backend.encode(text, add_special_tokens=False)
         ids, spans = encoded.ids, encoded.offsets
         lead = self.beginning if ids[:1] != self.beginning else []

@@ -68,11 +68,10 @@ def layer_scores(
 ) -> torch.Tensor:
     """One layer's scores [S, M], float32: the maximum over its heads of the pooled attention to the prompt.
 
-    queries: [S, H, D] and keys: [G, M, D], both after rotary embedding, of any float type and with any strides. Query
-    head h uses KV head h // (H / G). scale, soft_cap, sinks: see `AttentionFormula`. The softmax runs in float32 over
-    the M prompt positions (and the sink) only, although later steps also attend to decoded tokens.
-    pool_kernel: odd width of the average along the prompt, any number. Positions outside the prompt count as zeros.
-    Memory: two to three times max(BLOCK_ELEMENTS, S * M) floats, for any H. Raises ValueError if the shapes do not fit.
+    queries: [S, H, D] and keys: [G, M, D], after rotary embedding, of any float type and strides. Query head h uses KV
+    head h // (H / G). scale, soft_cap, sinks: see `AttentionFormula`. The softmax runs in float32 over the M prompt
+    positions (and the sink) only, although later steps also attend to decoded tokens. pool_kernel: odd width of the
+    average along the prompt, outside of which all is zero. Raises ValueError if the shapes do not fit.
     """
     steps, heads, size = queries.shape
     kv_heads, prompt, key_size = keys.shape
@@ -107,10 +106,8 @@ def attention_weights(
     sinks: torch.Tensor | None = None,
     hidden: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The weights [heads, S, M], float32, of query heads that share one KV head.
-
-    queries: float32 [heads, S, D], times the layer's scale. soft_cap: as in `AttentionFormula`. sinks: [heads], those
-    of these heads. hidden: see `hidden_keys`.
+    """The weights [heads, S, M], float32, of query heads that share one KV head. queries: float32 [heads, S, D], times
+    the layer's scale. sinks: [heads]. hidden: see `hidden_keys`.
     """
     pieces = iter([keys[kv_head]]) if isinstance(keys, torch.Tensor) else keys.pieces(kv_head)
     prompt = keys.shape[1]
@@ -208,10 +205,8 @@ def total(table: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
 
 
 def valid_steps(look_ahead_tokens: torch.Tensor, eos_token_ids: Collection[int]) -> torch.Tensor:
-    """Which steps count, bool [N + 1], on the tokens' device: those before which no step decoded an EOS.
-
-    look_ahead_tokens: integer [N]; step i decoded token i, which is the query of step i + 1.
-    """
+    """Which steps count, bool [N + 1]: those before which no step decoded an EOS. look_ahead_tokens: [N]; step i
+    decoded token i, which is the query of step i + 1."""
     eos = torch.tensor(sorted(eos_token_ids), dtype=look_ahead_tokens.dtype, device=look_ahead_tokens.device)
     ended = torch.isin(look_ahead_tokens, eos).cumsum(0) > 0
     return torch.cat([ended.new_ones(1), ~ended])

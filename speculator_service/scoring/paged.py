@@ -53,7 +53,7 @@ class HeadsOfLayer(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """The functions `supports`, `fill_table` and `step_counts` of `triton_kernels`, and that of `triton_masses`."""
+    """Functions of `triton_kernels` and `triton_masses`."""
 
     supports: Callable[[Sequence[torch.Tensor], int], bool]
     fill_table: Callable[..., None]

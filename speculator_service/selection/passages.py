@@ -1,9 +1,8 @@
 """The scores of units of text by retrieval heads and by words together, each with the passage around the unit.
 
-Evidence is seldom one sentence. So what a unit has is spread over the units around it (`kv_transfer.passages`), where
-the text reads on (`TextLayout.gaps`). Heads and words are compared as z-scores, because their scales differ from prompt
-to prompt: the logarithm of the mass per token, and the square root of BM25. Without heads, the words of a text score
-its tokens alone (`lexical_importance`), or as much as the attention (`with_lexical`).
+What a unit has is spread over the units around it (`kv_transfer.passages`). Heads and words are compared as z-scores,
+because their scales differ from prompt to prompt: the logarithm of the mass per token, and the square root of BM25.
+Without heads, the words of a text score its tokens alone, or as much as the attention.
 """
 
 from dataclasses import dataclass
@@ -37,10 +36,10 @@ class Masses:
 
 
 def passage_importance(first: Masses, layout: TextLayout, again: Masses | None = None) -> Float32Array:
-    """float32 [M], not negative; all tokens of a unit have the same, and those that may not be dropped have 0.
+    """float32 [M]; all tokens of a unit have the same, and those that may not be dropped have 0.
 
     first: of all that may be dropped. again: of a second read of some units, which ranks these anew: their mean stays,
-    and one standard deviation is that of the first read, so that a unit which stands out still does.
+    and one standard deviation is that of the first read.
     """
     droppable = first.read
     starts = layout.units.astype(np.int64)

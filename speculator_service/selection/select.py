@@ -20,16 +20,14 @@ def select(
 ) -> tuple[Int64Array, float]:
     """Positions to keep (int64 [K], increasing), and their share of the total importance (coverage).
 
-    importance: float [M], M >= 1, finite and not negative. If all values are 0, all tokens count as equal.
-    layout: of the prompt. `options.granularity` text chooses from its units; without them it chooses chunks. The
-    borders of regions with a rate of their own divide units.
+    importance: float [M]. If all values are 0, all tokens count as equal. Raises SkimError for one that is not finite
+    or is negative.
 
     Of each region by its rate, and of all other units by `options`, those of the highest mean are chosen; ties go
     to the earlier one. Of units of text, how many are chosen follows the means, and which ones `Units.ranks`. Of chunks
     and tokens, a rate is a share of their number; of units of text, of their tokens that may be dropped (both rounded
-    up; the last unit is taken whole). The labels that name a chosen unit count with it and come with it.
-    Protected spans and the last `options.protect_last` tokens are kept in addition.
-    Raises SkimError for importance that is not finite or is negative.
+    up; the last unit is taken whole). The borders of regions divide units. The labels that name a chosen unit come with
+    it. Protected spans and the last `options.protect_last` tokens are kept in addition.
     """
     mass, regions = _checked(importance), layout.regions
     units = Units.of(mass.size, options, layout, regions)
@@ -100,9 +98,8 @@ def _covering(
     """The first units in the order of `ranks` that weigh as much as the first in the order of `values` that have the
     wanted share of the importance, bool [U]. Ties go to the earlier; the last one counts whole.
 
-    sums, weights: float64 [U], the importance of each unit, and what it weighs. With `keep_rate: auto`, they weigh at
-    least `min_keep` and at most `max_keep` of all, rounded up. So a flat importance, where no unit is better than
-    another, keeps more than a peaked one.
+    sums, weights: float64 [U], the importance of each unit, and what it weighs. With `keep_rate: auto`, the units weigh
+    at least `min_keep` and at most `max_keep` of all, rounded up.
     """
     chosen = np.zeros(sums.size, bool)
     if not sums.size:

@@ -1,9 +1,9 @@
 """Multi-step scheduling: after its prompt, a request decodes several tokens in one engine step.
 
-An engine step costs scheduling, messages between processes and detokenization, many times the forward of a small
-model. So the scheduler allocates the slots of the tokens that a request still has to decode and notes them on the
-`SchedulerOutput` (`MULTI_STEP`). The worker runs the ordinary step, then synthetic steps with one token for each of
-those requests, and returns all tokens together, as vLLM's own speculative decoding does.
+An engine step costs many times the forward of a small model. So the scheduler allocates the slots of the tokens that a
+request still has to decode and notes them on the `SchedulerOutput` (`MULTI_STEP`). The worker runs the ordinary step,
+then synthetic steps with one token for each of those requests, and returns all tokens together, as vLLM's own
+speculative decoding does.
 """
 
 from collections.abc import Iterator
@@ -24,10 +24,8 @@ MULTI_STEP = "skim_multi_step"
 
 
 class FurtherSteps(NamedTuple):
-    """The synthetic steps of one request after an ordinary step.
-
-    computed: tokens with KV after the ordinary step. outputs: output tokens before it. more: number of synthetic steps,
-    one token each. blocks: KV block ids by group that were added for them, None for none.
+    """The synthetic steps of one request after an ordinary step. computed: tokens with KV after that. outputs: output
+    tokens before it. more: number of synthetic steps. blocks: KV block ids by group that were added for them.
     """
 
     computed: int
@@ -58,10 +56,8 @@ class MultiStepScheduler(Scheduler):
         return going
 
     def _ends_in_a_cached_state(self, request: Request) -> bool:
-        """Whether vLLM caches the state of linear attention or a state space after this step, inside a block.
-
-        It copies this state aside before its own next step. A synthetic step would overwrite it before.
-        """
+        """Whether vLLM caches the state of linear attention or a state space after this step, inside a block. It copies
+        it aside before its own next step, and a synthetic step would overwrite it before."""
         unit = self.hash_block_size
         at_the_end = request.num_computed_tokens == request.num_prompt_tokens // unit * unit
         return self.need_mamba_block_aligned_split and at_the_end

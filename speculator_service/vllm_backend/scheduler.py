@@ -1,11 +1,10 @@
 """The speculator's scheduler: gangs of drafting rounds, turns of drafts and prompts, question rows, and scores.
 
-Drafting rounds that are sent at the same time reach the engine one after another. The first would start alone and
-decode all its tokens (`multi_step`) before the others are scheduled, which doubles the forwards. So each round carries
-the size of its gang, and the scheduler delays the early ones until the last has arrived.
+Drafting rounds that are sent at the same time reach the engine one after another. The first would decode all its tokens
+(`multi_step`) before the others are scheduled. So each round carries the size of its gang, and the scheduler delays the
+early ones until the last has arrived.
 
-A prompt that is scored by its question's tokens computes these, also if they are in the prefix cache, which keeps no
-queries: a hit ends before the first of them.
+A prefix cache keeps no queries: a hit of a prompt that is scored by its question's tokens ends before these.
 """
 
 import asyncio

@@ -15,8 +15,8 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
 from kv_transfer.arrays import Int32Array
-from kv_transfer.drafts import Drafted
-from speculator_service.engine import GREEDY_BELOW, MAX_TOP
+from kv_transfer.drafts import GREEDY_BELOW, Drafted
+from speculator_service.engine import MAX_TOP
 from speculator_service.vllm_backend.scheduler import DRAFT_ARG
 
 

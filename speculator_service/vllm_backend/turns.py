@@ -41,10 +41,8 @@ class TimeSlices:
 
 
 class PromptLimit:
-    """The number of tokens of a step, from the measured speed of the steps that read prompts. clock: seconds.
-
-    Call `begin` when a step begins and `scheduled` with its tokens.
-    """
+    """The number of tokens of a step, from the measured speed of the steps that read prompts. Call `begin` when a step
+    begins and `scheduled` with its tokens."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -53,11 +51,8 @@ class PromptLimit:
         self._step: tuple[float, int] | None = None
 
     def begin(self, *, drafts: bool, prompts: bool) -> None:
-        """drafts, prompts: whether there are rounds, and prompts that are running or waiting.
-
-        The time since the last step is measured only if prompts are left, because otherwise the engine may have been
-        idle.
-        """
+        """drafts, prompts: whether there are rounds, and prompts that are running or waiting: without, the engine may
+        have been idle since the last step, whose time is then not measured."""
         now = self._clock()
         if drafts:
             self._drafted = now

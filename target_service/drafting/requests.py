@@ -187,9 +187,7 @@ class DraftedRequests:
 
     def stats(self) -> dict[str, Any]:
         """rounds: verifications. look_ahead: look-ahead tokens used as drafts. no_session, no_draft: steps of requests
-        that may have drafts, but have no session, or one that rests. chosen: how often each K was. acceptance: of the
-        first draft, a moving average over all requests.
-        """
+        without a session, or with one that rests. chosen: how often each K was. acceptance: of the first draft."""
         return {
             **{name: self._counters[name] for name in COUNTS},
             "drafts_per_position": list(self._drafts_at),

@@ -74,10 +74,8 @@ def one_thread_agent_config(*, num_threads: int = 0, **options: Any) -> Any:
 
 @contextmanager
 def side_channel(role: KvRole | None, host: str) -> Iterator[None]:
-    """Engines that start in this context publish the addresses of their blocks at `host`, on a free port.
-
-    The port is held until ZeroMQ listens on it: both sides reuse addresses (socket(7), SO_REUSEADDR).
-    """
+    """Engines that start in this context publish the addresses of their blocks at `host`, on a free port. It is held
+    until ZeroMQ listens on it: both sides reuse addresses (socket(7), SO_REUSEADDR)."""
     if role is None:
         yield
         return

@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kv_transfer.draft_channel import connecting
-from kv_transfer.drafts import Drafted
+from kv_transfer.drafts import GREEDY_BELOW, Drafted
 from target_service.drafting.exchange import DraftExchange
 from target_service.drafting.requests import AnswerEnd, DraftedRequests, Verified
 from target_service.drafting.session import DraftSettings
-
-GREEDY_BELOW = 1e-5
-"""vLLM decodes greedily below this temperature (vllm.sampling_params)."""
 
 REPORT = "skim_draft_report"
 """Attribute of ModelRunnerOutput with the DraftReport of the step."""
@@ -95,11 +92,9 @@ class RemoteDrafts:
         return request_id in self._requests
 
     def propose(self, rows: Sequence[Verified], batch_size: int) -> dict[str, Drafted]:
-        """Record the step that has just been sampled, and get drafts by request id.
-
-        rows: the requests that sampled a token. batch_size: their number, with those that may get no drafts. Blocks
-        until the drafters have answered, or until the deadline.
-        """
+        """Record the step that has just been sampled, and get drafts by request id. Blocks until the drafters have
+        answered, or until the deadline. rows: the requests that sampled a token. batch_size: with those that may get
+        no drafts."""
         for row in rows:
             if row.drafts:
                 self._requests.observe(row.id, row.drafts, len(row.sampled) - 1)
