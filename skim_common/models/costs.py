@@ -3,11 +3,9 @@
     linear    = 2 * active parameters * tokens
     attention = 2 * heads * (size of a key + size of a value) * layers * pairs
 
-Reading n tokens behind c cached ones forms n * (c + (n + 1) / 2) pairs of a query and a key in each layer. A window
-bounds them. A multiplication with its addition counts as two operations, as in `vllm.v1.metrics.perf`.
-
-Not counted: embeddings and the output head, of which a prompt needs one row; norms and biases; the scan of a layer with
-linear attention or a state space. The projections of a state space count as those of attention.
+Reading n tokens behind c cached ones forms n * (c + (n + 1) / 2) pairs of a query and a key in each layer, bounded by a
+window. Not counted: embeddings and the output head, of which a prompt needs one row; norms and biases; the scan of a
+layer with linear attention or a state space, whose projections count as those of attention.
 """
 
 from collections.abc import Sequence

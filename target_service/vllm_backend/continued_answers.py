@@ -2,9 +2,8 @@
 
 The request enters the engine with the start of the answer at the end of its prompt, so that prefix cache and KV
 connectors see one prompt. When it is scheduled first, its last tokens become output tokens, as if this engine had made
-them: penalties, min_tokens, max_tokens, bad words and logits processors then count them, and the grammar of structured
-outputs has read them. In the front process the detokenizer has read them too, and holds back the text that was held
-back before, so that the next text joins exactly.
+them, for penalties, limits, logits processors and the grammar of structured outputs. In the front process the
+detokenizer has read them too, so that the next text joins exactly.
 """
 
 import logging

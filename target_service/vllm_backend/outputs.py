@@ -78,10 +78,8 @@ def _candidates(position: LogprobsOnePosition) -> list[TokenLogprob]:
 
 
 class EngineCounts(StatLoggerBase):
-    """Counts of vLLM's scheduler since the start, the same for all methods, runners and ranks.
-
-    Of verifications (rounds), drafts and accepted drafts, the latter two also by position; of finished transfers of KV
-    blocks to this engine, their bytes, and failed transfers.
+    """Counts of vLLM's scheduler since the start: verifications (rounds), drafts and accepted drafts, the latter two
+    also by position; finished transfers of KV blocks to this engine, their bytes, and failed transfers.
     """
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:

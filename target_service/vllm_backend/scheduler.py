@@ -29,9 +29,8 @@ class TargetScheduler(ContinuedAnswers, PositionHashing, Scheduler):
 
 
 class AsyncTargetScheduler(ContinuedAnswers, PositionHashing, AsyncScheduler):
-    """The same for async scheduling. With remote drafts, each request gets as many places for drafts as it asked for in
-    its last DraftReport.
-    """
+    """The same for async scheduling. With remote drafts, each request gets the places that its last DraftReport
+    wanted."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,11 +59,8 @@ class AsyncTargetScheduler(ContinuedAnswers, PositionHashing, AsyncScheduler):
 
 
 def _drop_padding(requests: Any, scheduled: Any) -> None:
-    """Take away the padding of seeded requests that want no drafts.
-
-    vLLM pads a request that joins a decode step with drafts that are rejected. The V1 runner would use other random
-    numbers for its first token then. The V2 runner's follow from seed and position.
-    """
+    """Take away the padding of seeded requests that want no drafts. vLLM pads a request that joins a decode step with
+    drafts that are rejected, and the V1 runner would use other random numbers for its first token then."""
     drafts = scheduled.scheduled_spec_decode_tokens
     for id in list(drafts):
         sampling = requests[id].sampling_params

@@ -1,23 +1,20 @@
 """What vLLM 0.29's V1 runner lacks for a target: logit_bias and min_p with drafts, and four faults on CPU.
 
 **logit_bias and min_p** on an engine that speculates: vLLM builds only MinTokensLogitsProcessor there
-(vllm.v1.sample.logits_processor.build_logitsprocs) and refuses the two parameters. The plain Sampler, which samples
-requests without drafts and the token after the drafts, applies every processor; the RejectionSampler, which verifies
-drafts, that one alone. Its `apply_logits_processors` is wrapped, so that both see the same target distribution and
-verification stays exact.
+(vllm.v1.sample.logits_processor.build_logitsprocs) and refuses the two parameters. `apply_logits_processors` of the
+RejectionSampler, which verifies drafts, is wrapped, so that it has the target distribution of the plain Sampler.
 
 **On CPU**, temperature, top-k and top-p of drafted requests are uninitialised memory: `expand_kernel` of
 vllm.utils.cpu_triton_utils converts its arguments to int64 and writes into the copy.
 
-A padding draft can be accepted in sampled requests. vLLM pads a request that joins a decode step with -1.
-`rejection_random_sample_kernel` looks up the probability of token -1, which is the last token of the previous row.
-vLLM's Triton kernel of the same name rejects it at once.
+A padding draft can be accepted in sampled requests. vLLM pads a request that joins a decode step with -1, which
+`rejection_random_sample_kernel` takes for the last token of the previous row; the Triton kernel rejects it.
 
 A request with a seed stops the engine if its prompt is prefilled in chunks. GPUModelRunner._bookkeeping_sync rewinds
 its generator with `set_offset`, which CPU generators do not have.
 
-A later pipeline stage stops at its first step without compilation. GPUModelRunner makes its buffer for the output of
-the stage before only in `_dummy_run`, which the CPU runner then skips.
+A later pipeline stage stops at its first step without compilation: the CPU runner then skips `_dummy_run`, where its
+buffer for the output of the stage before is made.
 """
 
 from typing import Any
@@ -79,11 +76,9 @@ def _add_bias(logits: torch.Tensor, biases: dict[int, dict[int, float]], draft_c
 def _cut_by_min_p(
     logits: torch.Tensor, min_p: torch.Tensor, temperature: torch.Tensor, draft_counts: list[int]
 ) -> None:
-    """Exclude the tokens with less than min_p times the probability of the likeliest token, at the temperature.
-
-    logits: [drafts, vocabulary], before the temperature. min_p: [requests, 1], 0 for greedy requests. temperature:
-    [requests]. p / p_max < min_p is the same as logit < logit_max + T * log(min_p).
-    """
+    """Exclude the tokens with less than min_p times the probability of the likeliest token: p / p_max < min_p is the
+    same as logit < logit_max + T * log(min_p). logits: [drafts, vocabulary]. min_p: [requests, 1], 0 for greedy
+    requests."""
     counts = torch.tensor(draft_counts, device=logits.device)
     margin = torch.where(min_p[:, 0] > 0, temperature * min_p[:, 0].log(), -torch.inf).repeat_interleave(counts)
     logits.masked_fill_(logits < logits.amax(-1, keepdim=True) + margin[:, None], -torch.inf)

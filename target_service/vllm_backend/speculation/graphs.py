@@ -1,9 +1,9 @@
 """FULL CUDA graphs for decode steps whose requests have different numbers of drafts (V2 model runner).
 
-vLLM captures FULL graphs for 1 + K tokens per request. With remote drafts, requests without a drafter have one token,
-and the number of drafts adapts, so most steps would get PIECEWISE graphs. Attention backends that support any mix of
-query lengths (AttentionCGSupport.ALWAYS, FlashAttention 3) get vLLM's graphs for adaptive verification, which take 1 to
-1 + K tokens per request. For other backends, graphs for one token per request are added, for steps without drafts.
+vLLM captures FULL graphs for 1 + K tokens per request. With remote drafts the number of drafts adapts, so most steps
+would get PIECEWISE graphs. Attention backends that support any mix of query lengths (AttentionCGSupport.ALWAYS,
+FlashAttention 3) get vLLM's graphs for 1 to 1 + K tokens per request. For other backends, graphs for one token per
+request are added.
 
 Run on one H200 with FlashAttention 3 (docs/gpu.md). Tested on CPU: the choice of the graph.
 """

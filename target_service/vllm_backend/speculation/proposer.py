@@ -1,11 +1,11 @@
 """Remote drafting in vLLM's V1 model runner: `speculative_config={"method": "custom_class", "model": PROPOSER, ...}`.
 
-Each tensor-parallel rank has a proposer, because each rank verifies. Only rank 0 talks to the drafters, decides and
-counts. It sends the distributions of the drafts to the other ranks. The scheduler takes the drafts from rank 0.
+Each tensor-parallel rank has a proposer, because each rank verifies. Only rank 0 talks to the drafters. It sends the
+distributions of the drafts to the other ranks.
 
-vLLM's rejection sampler gets these distributions by `GPUModelRunner._get_spec_decode_draft_probs`, which is replaced.
-vLLM's own tensor `_draft_probs` [requests, K, vocabulary] would take hundreds of MB for a large batch. Here only the
-verified rows are built, from the few (id, probability) pairs of each draft.
+vLLM's rejection sampler gets these distributions by `GPUModelRunner._get_spec_decode_draft_probs`, which is replaced:
+vLLM's own tensor [requests, K, vocabulary] would take hundreds of MB for a large batch. Here only the verified rows are
+built, from the few (id, probability) pairs of each draft.
 """
 
 from collections.abc import Mapping
@@ -72,10 +72,9 @@ class RemoteProposer:
 
 
 class DraftDistributions:
-    """The q of the drafts that the next step verifies, by request id.
-
-    scheduled: the drafts that the scheduler sends to verification, set before each step. If they are not the first
-    drafts of the request's proposal, they are treated as one-hot, which is exact for any draft.
+    """The q of the drafts that the next step verifies. scheduled: the drafts that the scheduler sends to verification.
+    If they are not the first drafts of the request's proposal, they are treated as one-hot, which is exact for any
+    draft.
     """
 
     def __init__(self, runner: Any) -> None:

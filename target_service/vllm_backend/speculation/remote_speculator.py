@@ -1,11 +1,9 @@
 """Remote drafting in vLLM's V2 model runner (vllm.v1.worker.gpu.model_runner), the default on GPUs.
 
-V2 keeps drafts on the device, and each rank verifies its own copy. Only rank 0 of a tensor-parallel group talks to the
-drafters; it broadcasts their proposals. With async scheduling the scheduler plans a step before the drafts for it
-exist. It reserves as many places as the request asked for in the step before (`DraftReport`). Places without a draft
-are masked with -1 before verification, which vLLM's rejection sampler never accepts.
-
-A step waits for its sampled tokens only if one of its requests may get drafts. All other steps stay asynchronous.
+Each rank verifies its own copy of the drafts. Only rank 0 of a tensor-parallel group talks to the drafters; it
+broadcasts their proposals. With async scheduling the scheduler plans a step before the drafts for it exist. It reserves
+as many places as the request asked for in the step before (`DraftReport`). Places without a draft are masked with -1,
+which vLLM's rejection sampler never accepts. Steps without a request that may get drafts stay asynchronous.
 
 Run on CPU in Triton's interpreter, eager, and on one H200 with CUDA graphs (docs/gpu.md).
 """
@@ -60,10 +58,8 @@ def remote_speculator() -> Iterator[None]:
 
 
 class RemoteSpeculator(BaseSpeculator):
-    """The speculator of one rank. vLLM reads `draft_logits` when it verifies.
-
-    drafts: works on rank 0 alone. report: of the step that has just been sampled.
-    """
+    """The speculator of one rank. vLLM reads `draft_logits` when it verifies. drafts: works on rank 0 alone. report: of
+    the step that has just been sampled."""
 
     supports_mm_inputs = False
 
@@ -125,10 +121,8 @@ class RemoteSpeculator(BaseSpeculator):
             self.drafts.begin_step(scheduled)
 
     def _mask(self, batch: Any) -> torch.Tensor | None:
-        """Write -1 over the reserved places that have no draft, and return their indices in the step's tokens.
-
-        The forward has already read the tokens.
-        """
+        """Write -1 over the reserved places that have no draft, and return their indices in the step's tokens, which
+        the forward has already read."""
         counts = batch.num_draft_tokens_per_req
         if counts is None:
             return None
@@ -207,10 +201,8 @@ class DraftLogits:
         self._written: dict[int, Int64Array] = {}
 
     def write(self, rows: Mapping[int, tuple[Drafted | None, float]]) -> None:
-        """Replace the rows of these requests by the q of their proposals. Rows: index in the table, temperature.
-
-        Rows of temperature 0 are not written: greedy verification does not read q. Drafts without q are one-hot.
-        """
+        """Replace the rows of these requests by the q of their proposals. rows: temperature, by index in the table.
+        Greedy verification does not read q. Drafts without q are one-hot."""
         _, most, vocabulary = self.table.shape
         stale = [self._written.pop(row) for row in rows if row in self._written]
         places, logits = [], []
