@@ -9,8 +9,6 @@ from skim_common.models.info import ModelInfo
 
 
 class Engine(Protocol):
-    """A model's facts, its health and its end."""
-
     info: ModelInfo
 
     async def stats(self) -> dict[str, Any]:

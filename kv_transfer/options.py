@@ -2,14 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 YAML_SWITCH = BeforeValidator(lambda value: ("on" if value else "off") if isinstance(value, bool) else value)
 """YAML reads the words `on` and `off` as booleans."""

@@ -18,8 +18,8 @@ def block_hashes(
 ) -> list[bytes]:
     """One hash per whole block: hash i covers the tokens [0, (i + 1) * block_size) and the salt.
 
-    token_ids: integers [M], hashed as int32. Tokens after the last whole block are not hashed. salt: prompts with
-    different salts have no hash in common (`cache_salt`). known: the hashes of the first blocks, if they are known.
+    token_ids: integers [M], hashed as int32. salt: prompts with different salts have no hash in common (`cache_salt`).
+    known: the hashes of the first blocks.
     """
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, not {block_size}")

@@ -1,7 +1,5 @@
-"""The log probabilities of a prompt travel in several messages: they grow with the prompt, and a message has a limit.
-
-Each piece takes milliseconds to write and to read, so neither end holds its event loop for long.
-"""
+"""The log probabilities of a prompt travel in several messages, each of which takes milliseconds to write and to
+read."""
 
 from collections.abc import Iterator
 from dataclasses import replace

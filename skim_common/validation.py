@@ -11,7 +11,7 @@ SECRETS = frozenset({"token", "api_key", "hf_token"})
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One setting that is wrong. location: its path. kind: pydantic's error type. given: the refused value."""
+    """One setting that is wrong. kind: pydantic's error type. given: the refused value."""
 
     location: tuple[int | str, ...]
     kind: str

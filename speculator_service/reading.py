@@ -145,11 +145,8 @@ async def read_in_windows(engine: SpeculatorEngine, reading: Reading) -> Scores:
 
 
 async def _read_texts(engine: SpeculatorEngine, request: SelectRequest, texts: dict[str, Int32Array]) -> list[Scores]:
-    """The scores of each text, which is read as a short prompt with the questions of `request` behind it. One that is
-    too long for the speculator in its own tokens is read in halves.
-
-    texts: tokens, int32 [n], by what is added to the request's id.
-    """
+    """The scores of each text, which is read as a short prompt with the questions of `request` behind it; in halves if
+    it is too long in the speculator's own tokens. texts: int32 [n], by what is added to the request's id."""
     questions = _questions(request)
     tasks = [asyncio.create_task(_read(engine, request, name, text, questions)) for name, text in texts.items()]
     try:

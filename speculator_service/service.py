@@ -56,11 +56,9 @@ class SpeculatorService:
         return self.engine.info
 
     async def select(self, request: SelectRequest) -> Selection:
-        """Score the prompt [M] and select by the request's options. Cancelling this call aborts it in the engine.
-
-        A call that does not return leaves no session. The selection names no session if there is no room for one more.
-        Raises InvalidRequestError for an invalid request, EngineUnavailableError if the engine is dead, SkimError if
-        the engine returns invalid scores.
+        """Score the prompt [M] and select by the request's options. Cancelling this call aborts it in the engine, and
+        leaves no session. The selection names no session if there is no room for one more. Raises InvalidRequestError,
+        EngineUnavailableError if the engine is dead, and SkimError for invalid scores.
         """
         reading = Reading.of(request, self.info)
         reading.check(self.info)

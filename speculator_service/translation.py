@@ -55,10 +55,8 @@ class TranslatedPrompt:
 
 
 class Translator:
-    """Reads prompts of one target for one speculator.
-
-    A special token of the target becomes the speculator's special token of the same text, if it has one, else a line
-    break: its text would be ordinary words to the speculator. The words of the chat template between them stay.
+    """Reads prompts of one target for one speculator. A special token of the target becomes the speculator's special
+    token of the same text, if it has one, else a line break: its text would be ordinary words to the speculator.
     """
 
     def __init__(self, speculator: TokenText, target: TokenText, info: ModelInfo | None = None) -> None:

@@ -74,11 +74,11 @@ class HeadReader(SpeculatorEngine, Protocol):
 async def find_heads(
     engine: HeadReader, model: str, progress: Callable[[int, int], None] | None = None
 ) -> HeadProfile | None:
-    """The profile of the best heads, by which `engine` scores from now on; None if the heads do not pass the start
-    probe by themselves, or the engine is too short for the prompts.
+    """The profile of the best heads, by which `engine` scores from now on; None if they do not pass the start probe by
+    themselves, or the engine is too short for the prompts.
 
-    model: the folder or hub name whose tokens the engine reads. progress: called with the prompts read so far, and all.
-    Raises ModelError for a tokenizer that cannot be used, SkimError if the engine fails.
+    model: whose tokens the engine reads. progress: called with the prompts read so far, and all. Raises ModelError for
+    a tokenizer that cannot be used, SkimError if the engine fails.
     """
     prompts = head_prompts(model)
     if max(prompt.token_ids.size for prompt in prompts) > min(engine.info.max_model_len, engine.info.max_position):

@@ -80,9 +80,7 @@ async def find_failure(engine: SpeculatorEngine, model: str, *, heads_alone: boo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeedlePrompt:
-    """token_ids: int32 [M]. starts: int32 [U], the first token of each line or other part. needle, question: half-open
-    token ranges, the fact and what asks for it.
-    """
+    """token_ids: int32 [M]. starts: int32 [U], the first token of each line or other part. needle: the fact."""
 
     token_ids: Int32Array
     starts: Int32Array
@@ -122,7 +120,7 @@ def token_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def with_needle(parts: list[list[int]], *, needle: int, question: int) -> NeedlePrompt:
-    """The prompt of these parts, each given by its tokens. needle, question: the numbers of two of them."""
+    """The prompt of these parts, of which two are `needle` and `question`."""
     ends = np.cumsum([len(part) for part in parts], dtype=np.int32)
     starts = np.concatenate([[0], ends[:-1]]).astype(np.int32)
     return NeedlePrompt(

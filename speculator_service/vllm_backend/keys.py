@@ -48,9 +48,9 @@ class KeyReader:
         self.dim = width if latent else width // 2
         # A kernel may use smaller blocks than the scheduler. Then one block of the scheduler is several of the cache.
         self._split = block_size // self._size
-        self._order = _packed_order(layer, dtype) if current_platform.is_cpu() and not latent else None
+        self.order = _packed_order(layer, dtype) if current_platform.is_cpu() and not latent else None
         transposed = torch.arange(self._size * self.dim).view(self.dim, self._size).T.flatten()
-        self._is_transposed = self._order is not None and torch.equal(self._order, transposed)
+        self._is_transposed = self.order is not None and torch.equal(self.order, transposed)
 
     def read(self, layers: Sequence[Attention | MLAAttention], blocks: Sequence[int], length: int) -> list["PagedKeys"]:
         """The keys of each layer for the first `length` tokens of the sequence in `blocks`. Copies nothing yet."""
@@ -58,21 +58,16 @@ class KeyReader:
         ids = ids.flatten()[: -(-length // self._size)].to(layers[0].kv_cache.device, non_blocking=True)
         return [PagedKeys(self, _cache(layer), ids, length) for layer in layers]
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether the keys of a block are packed, so that no view of the cache shows them."""
-        return self._order is not None
-
     def gather(self, cache: torch.Tensor, ids: torch.Tensor, kv_head: int) -> torch.Tensor:
         """A copy of one head's keys in these blocks: [blocks * N, D], in the dtype of the cache."""
-        if self._order is None:
+        if self.order is None:
             # Indexing works with any strides. index_select would first copy the whole cache to make it contiguous.
             return cache[ids, kv_head, :, : self.dim].flatten(0, 1)
         # Copies whole runs of N * D elements. Copying single elements took a third of the scoring time.
-        runs = cache.view(-1, self._order.numel()).index_select(0, 2 * (ids * cache.shape[1] + kv_head))
+        runs = cache.view(-1, self.order.numel()).index_select(0, 2 * (ids * cache.shape[1] + kv_head))
         if self._is_transposed:
             return runs.view(-1, self.dim, self._size).transpose(0, 1).flatten(1).T
-        return runs[:, self._order].view(-1, self.dim)
+        return runs[:, self.order].view(-1, self.dim)
 
 
 class PagedKeys:
@@ -88,8 +83,9 @@ class PagedKeys:
 
     @property
     def pages(self) -> Pages | None:
-        """The keys in the cache itself, on a GPU; None where they are packed."""
-        return None if self._reader.is_packed else Pages(self._cache[..., : self.shape[2]], self._ids)
+        """The keys in the cache itself, on a GPU; None where they are packed, so that no view of the cache shows
+        them."""
+        return Pages(self._cache[..., : self.shape[2]], self._ids) if self._reader.order is None else None
 
     def pieces(self, kv_head: int) -> Iterator[torch.Tensor]:
         """[m, D] each."""

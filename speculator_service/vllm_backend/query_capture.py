@@ -164,18 +164,14 @@ class QueryCapture:
         if query.dtype == taken.dtype:
             torch.index_select(query, 0, self._rows, out=taken)
         else:
-            taken.copy_(_dequantised(layer, query, self._rows))
+            # vLLM has quantised it to FP8 (`Attention.query_quant`).
+            values = query.view(torch.uint8).index_select(0, self._rows).view(query.dtype)
+            taken.copy_(values.float() * layer._q_scale)
 
 
 def captured_size(layer: ScoredLayer) -> int:
     """The size of a captured query of one head."""
     return layer.qk_head_dim if isinstance(layer, MLAAttention) else layer.head_size
-
-
-def _dequantised(layer: Attention, query: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Rows of a query that vLLM has quantised to FP8 (`Attention.query_quant`), float32."""
-    values = query.view(torch.uint8).index_select(0, rows).view(query.dtype)
-    return values.float() * layer._q_scale
 
 
 def piecewise_while(manager: Any, captures: Callable[[], bool]) -> None:

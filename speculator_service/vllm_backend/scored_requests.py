@@ -46,6 +46,11 @@ class ScoredRequest:
         """The positions of the last prompt token and of the look-ahead tokens."""
         return range(self.prompt - 1, self.prompt + self.asked.look_ahead)
 
+    @property
+    def look_ahead(self) -> list[int]:
+        """The look-ahead tokens, on the rank that knows them."""
+        return [self.tokens[step] for step in range(self.asked.look_ahead)]
+
     def captured(self, positions: Sequence[int], missing: torch.Tensor) -> torch.Tensor:
         """The queries at these positions, [L, S, H, D]. missing: [L, H, D], in place of one that was not captured."""
         return torch.stack([self.queries.get(position, missing) for position in positions], dim=1)

@@ -187,12 +187,7 @@ def _on_host(output: ModelRunnerOutput | AsyncModelRunnerOutput) -> ModelRunnerO
 
 
 def _valid(request: ScoredRequest) -> torch.Tensor:
-    """Which of the request's steps count, bool [S]: those before an EOS."""
-    return valid_steps(torch.tensor(_look_ahead(request), dtype=torch.int64), request.asked.eos_token_ids)
-
-
-def _look_ahead(request: ScoredRequest) -> list[int]:
-    return [request.tokens[step] for step in range(request.asked.look_ahead)]
+    return valid_steps(torch.tensor(request.look_ahead, dtype=torch.int64), request.asked.eos_token_ids)
 
 
 def _payload(request: ScoredRequest, importance: torch.Tensor) -> dict[str, Any]:
@@ -200,6 +195,6 @@ def _payload(request: ScoredRequest, importance: torch.Tensor) -> dict[str, Any]
     return {
         "importance": importance.cpu().numpy().tobytes(),
         # Step i is valid if token i is part of the answer.
-        "tokens": _look_ahead(request)[: int(_valid(request).sum())],
+        "tokens": request.look_ahead[: int(_valid(request).sum())],
         "speculate_ms": 1e3 * (time.perf_counter() - request.started),
     }
