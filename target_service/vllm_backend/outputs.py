@@ -1,7 +1,7 @@
 """What vLLM tells: outputs as messages for the router, and counts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,13 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from kv_transfer.messages import Completion, GenerateOutput, GenerateRequest, TokenLogprob
-from kv_transfer.reply_pieces import PIECE_LOGPROBS
 
 SCORING: Mapping[str, Any] = {"prompt_logprobs": 0, "skip_reading_prefix_cache": False, "flat_logprobs": True}
 """Fields of vllm.SamplingParams for a request with `scored`. Unless told, vLLM leaves its prefix cache out for such a
 request. Flat, the V1 runner's row for each token of a prompt takes a few microseconds of the front process."""
+
+SLICE = 256
+"""Positions of a prompt whose log probabilities are converted at once."""
 
 
 def last_scores(output: RequestOutput, request: GenerateRequest) -> PromptLogprobs | None:
@@ -32,7 +34,11 @@ async def generate_output(output: RequestOutput, *, with_timings: bool) -> Gener
     """The message of one step. with_timings: the first output has the milliseconds in the queue of the engine core, and
     from the first scheduling to the first token.
     """
-    told, stats = output.prompt_logprobs, output.metrics
+    positions, stats = output.prompt_logprobs or [], output.metrics
+    rows: list[list[TokenLogprob] | None] = []
+    for begin in range(0, len(positions), SLICE):
+        rows += [_candidates(position) if position else None for position in positions[begin : begin + SLICE]]
+        await asyncio.sleep(0)  # other tasks run in between: a long prompt takes seconds
     timings: dict[str, float] = {}
     if with_timings and stats:
         timings["queue"] = 1e3 * max(stats.scheduled_ts - stats.queued_ts, 0.0)
@@ -42,22 +48,10 @@ async def generate_output(output: RequestOutput, *, with_timings: bool) -> Gener
         finished=output.finished,
         cached_tokens=output.num_cached_tokens or 0,
         created_tokens=output.num_cache_creation_tokens or 0,
-        prompt_logprobs=[c async for c in _in_turns(told)] if told else None,
+        prompt_logprobs=rows or None,
         timings=timings,
         kv_blocks=output.kv_transfer_params,
     )
-
-
-async def _in_turns(prompt_logprobs: PromptLogprobs) -> AsyncIterator[list[TokenLogprob] | None]:
-    """The candidates of each position. Other tasks run in between: a long prompt takes seconds."""
-    made = 0
-    for position in prompt_logprobs:
-        candidates = _candidates(position) if position else None
-        yield candidates
-        made += len(candidates or ())
-        if made >= PIECE_LOGPROBS:
-            made = 0
-            await asyncio.sleep(0)
 
 
 def _completion(output: CompletionOutput) -> Completion:

@@ -6,7 +6,7 @@ from vllm.logprobs import Logprob
 from vllm.outputs import RequestOutput
 
 from kv_transfer.reply_pieces import PIECE_LOGPROBS
-from router.vllm_front.engine_client import _prompt_logprobs
+from router.vllm_front.engine_client import _request_output
 from target_service.vllm_backend.outputs import generate_output
 
 EACH = 21
@@ -36,6 +36,6 @@ async def test_other_requests_run_while_the_log_probabilities_of_a_prompt_are_co
     message, turns = await turns_during(generate_output(stepped, with_timings=False))
     assert turns >= 3
     assert message.prompt_logprobs[0] is None
-    back, turns = await turns_during(_prompt_logprobs(message.prompt_logprobs))
+    back, turns = await turns_during(_request_output("r", {"prompt_token_ids": [1]}, message))
     assert turns >= 3
-    assert back == told
+    assert back.prompt_logprobs == told
