@@ -27,7 +27,6 @@ SHORTEST, TIMES, WEIGHT = 0.08, 4, 0.2
 times the moving average of the exchanges, in which the newest has this weight."""
 
 MAX_FAILURES = 3
-"""After so many failed exchanges in a row the client pauses."""
 
 # gRPC carries the value of a "-bin" key as bytes, so a token may contain any character.
 _TOKEN_KEY = "skim-token-bin"
@@ -49,11 +48,8 @@ Handler = Callable[[DraftRequest], Awaitable[DraftReply]]
 
 
 class ExchangeDeadline:
-    """Follows the exchanges that waited for their drafts; `longest_s` until the first one.
-
-    An exchange that missed its deadline counts as long as that deadline. So the deadline grows by 60 % with each miss,
-    until a slower drafter is reached again.
-    """
+    """Follows the exchanges that waited for their drafts; `longest_s` until the first one. One that missed its deadline
+    counts as long as that, so the deadline grows by 60 % until a slower drafter is reached again."""
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
@@ -177,10 +173,8 @@ class DraftClient:
 
 
 def connecting(channel: Mapping[str, Any]) -> Callable[[str], DraftClient]:
-    """Makes the client for an address. channel: keyword arguments of DraftClient, `tls` as a mapping.
-
-    Raises SkimError if the files of `tls` are not certificates.
-    """
+    """Makes the client for an address. channel: keyword arguments of DraftClient, `tls` as a mapping. Raises SkimError
+    if its files are not certificates."""
     options = dict(channel)
     if options.get("tls"):
         options["tls"] = CertificateFiles(**options["tls"])

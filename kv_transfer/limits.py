@@ -75,10 +75,8 @@ def check_request(request: GenerateRequest, info: ModelInfo, *, default_max_toke
 
 
 def check_target_length(prompt_tokens: int, kept_tokens: int, max_tokens: int, info: ModelInfo) -> None:
-    """Raise InvalidRequestError, with all numbers, unless prompt and answer fit the model.
-
-    Positions reach prompt_tokens + max_tokens even if tokens are dropped. The KV cache holds kept_tokens + max_tokens.
-    """
+    """Raise InvalidRequestError, with all numbers, unless prompt and answer fit the model: positions reach
+    prompt_tokens + max_tokens even if tokens are dropped, and the KV cache holds kept_tokens + max_tokens."""
     held = "prompt" if kept_tokens == prompt_tokens else "kept prompt"
     for what, tokens, limit, name in (
         ("prompt", prompt_tokens, info.max_position, "max_position_embeddings (with RoPE scaling)"),
@@ -98,10 +96,8 @@ def reserved_names(names: Iterable[str]) -> list[str]:
 
 
 def check_leg(request: GenerateRequest, role: KvRole | None) -> KvRole | None:
-    """The request's leg of a split target; None for a complete request, which every engine accepts.
-
-    role: the half that this engine is. Raises InvalidRequestError for a leg of the other half.
-    """
+    """The request's leg of a split target; None for a complete request, which every engine accepts. Raises
+    InvalidRequestError unless this engine is that half (`role`)."""
     leg: KvRole | None = "prefill" if request.prefill_only else "decode" if request.kv_blocks is not None else None
     if leg not in (None, role):
         half = f"the {role} half of a split one" if role else "not a split one"

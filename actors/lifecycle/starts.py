@@ -55,10 +55,9 @@ def gc_frozen() -> Iterator[None]:
 
 @asynccontextmanager
 async def retried_start(pool: str, *settings: object, limit_s: float | None) -> AsyncIterator[None]:
-    """The start of a replica's engine: paused after failed starts of this pool with these settings.
-
-    Serve 2.60 starts a replica again at once, for ever, and waits for one that hangs, for ever. A start that takes
-    longer than `limit_s` ends the process, so that Serve starts another one. None, and outside Ray: no limit.
+    """The start of a replica's engine: paused after failed starts of this pool with these settings, which Serve repeats
+    at once, for ever. A start that takes longer than `limit_s` ends the process, so that Serve starts another one;
+    Serve would wait for ever. None, and outside Ray: no limit.
     """
     replica = this_replica()
     starts = FailedStarts(replica.app_name if replica else "", pool, settings)
@@ -149,8 +148,7 @@ def _read(key: str) -> FailedStart | None:
 
 async def note_failed_probe(reason: str) -> None:
     """Note that the start probe of this replica has failed: routers then run all prompts dense. Returns when all have
-    read it. A target could not answer dense by itself, because it gets the kept tokens alone.
-    """
+    read it."""
     if ray.is_initialized():
         kv_put(PROBES + (ray.get_runtime_context().get_actor_name() or ""), json.dumps(reason))
         await asyncio.sleep(2 * READ_PERIOD_S)

@@ -151,10 +151,8 @@ def states(replica: psutil.Process) -> str:
 
 
 def ask_for_stacks(replica: psutil.Process) -> None:
-    """Let each process below write the stacks of its threads to its log. Takes STACKS_S.
-
-    A stopped process writes nothing. A process that has not called `show_stacks_when_asked` ends, so this is only for
-    an engine that is about to be killed.
+    """Let each process below write the stacks of its threads to its log. Takes STACKS_S. One that has not called
+    `show_stacks_when_asked` ends, so this is only for an engine that is about to be killed.
     """
     signal_below(replica, STACKS_SIGNAL)
     time.sleep(STACKS_S)

@@ -19,10 +19,7 @@ class _ToServe(logging.Handler):
 
 
 def log_through_serve() -> None:
-    """Call this when a replica's process starts; elsewhere it does nothing. Processes of engines are not affected.
-
-    A line that cannot be written is lost, and says nothing of that on stderr.
-    """
+    """Call this when a replica's process starts; elsewhere it does nothing. A line that cannot be written is lost."""
     if this_replica() is None:
         return
     # Serve sends stderr to its log. A line that the disk has no room for would be reported there, and so without end.

@@ -41,9 +41,8 @@ class KnownPrefix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extended:
-    """positions: int32 [K], distinct, in cache order; the last one is M - 1. reused: the number of leading positions
-    that the record supplied. late: tokens of late units. compacted: a fresh selection was used although more could
-    have been reused.
+    """positions: int32 [K], in cache order; the last one is M - 1. reused: the number of leading positions that the
+    record supplied. late: tokens of late units. compacted: a fresh selection reuses less.
     """
 
     positions: Int32Array
@@ -128,8 +127,7 @@ def _plan(prompt: Prompt, known: KnownPrefix, common: int) -> tuple[Extended, in
 
 def _place_of_late(prompt: Prompt, answer: int, common: int) -> int:
     """The position before which late units stand: the question or, if it is unknown or stands already, the first
-    droppable text after the answer. In a tool turn that is the tool's result, and the call before it stays cached.
-    """
+    droppable text after the answer, such as the result of a tool."""
     if prompt.question is not None and prompt.question >= common:
         return prompt.question
     text = np.flatnonzero(~prompt.spans[answer:-1])

@@ -155,18 +155,15 @@ class DraftCounts:
             self._allowance -= max(seconds - self._planned_wait, 0.0)
 
     def stepped(self, drafts: int, rows: int, seconds: float) -> None:
-        """A decode step of `rows` requests with `drafts` drafts took `seconds`, without its exchange.
-
-        One that was interrupted by other work on the machine counts at most as twice the usual.
-        """
+        """A decode step of `rows` requests with `drafts` drafts took `seconds`, without its exchange. One that other
+        work on the machine has interrupted counts at most as twice the usual."""
         usual = self.step.at(drafts / rows)
         self.step.observe(drafts / rows, min(seconds, 2 * usual) if usual else seconds)
         self._allowance += PROBE_SHARE * seconds
 
     def costs(self) -> dict[str, float]:
-        """In plain steps; 0 before both lines were measured. cost_per_exchange: an exchange without drafts.
-        cost_per_draft: one more draft for each request.
-        """
+        """In plain steps; 0 before both lines were measured: an exchange without drafts, and one more draft for each
+        request."""
         plain = max(self.step.base, 1e-6) if self.step.at_zero and self.exchange.elsewhere else float("inf")
         return {
             "cost_per_exchange": self.exchange.base / plain,
