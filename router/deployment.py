@@ -145,7 +145,7 @@ class RouterDeployment:
         with gc_frozen():
             max_len = self._pools.target.max_model_len
             served = ServedModel(folder, public_name(self._model), self._names, max_len, self._vllm_options)
-            app = await build_openai_app(self._dispatcher, served, self._settings, self._intake)
+            app = await build_openai_app(self._dispatcher, served, self._intake)
         self._dispatcher.log.add_routes(app, self._ask_other_routers)
         self._tell_metrics = app.state.metrics.exposition
         DeploymentMetrics(self._metrics_of_all).add_route(app)

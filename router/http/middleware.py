@@ -22,7 +22,6 @@ from router.http.response import DeferredResponse
 from router.options.errors import HttpError, RefusedError
 from router.options.headers import read_deadline, read_later_requests
 from router.options.request import DECODE, PREFILL, read_decode
-from router.options.settings import RouterConfig
 from router.prompt.context_edits import FIELD, read_edits
 from skim_common.errors import InvalidRequestError
 
@@ -82,16 +81,9 @@ class SkimMiddleware:
     """Reads what a request asks, and refuses what admission would refuse in any case. model: the name that spans have.
     intake: each request passes it."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        dispatcher: Dispatcher,
-        settings: RouterConfig,
-        model: str = "",
-        intake: IntakeLock | None = None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, dispatcher: Dispatcher, model: str = "", intake: IntakeLock | None = None) -> None:
         self.app = app
-        self._dispatcher, self._settings, self._model = dispatcher, settings, model
+        self._dispatcher, self._model = dispatcher, model
         self._budget, self._intake = BodyBudget(), intake or IntakeLock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,8 +108,8 @@ class SkimMiddleware:
         """What the call asks, and the body for the app. Raises what refuses the request before it is taken in."""
         arrived, headers, path = asyncio.get_running_loop().time(), Headers(scope=scope), scope["path"]
         check_headers(headers)
-        body = await read_body(headers, receive, self._settings.max_body_bytes, self._budget)
-        deadline = read_deadline(headers, self._settings.deadline_s, arrived)
+        body = await read_body(headers, receive, self._dispatcher.settings.max_body_bytes, self._budget)
+        deadline = read_deadline(headers, self._dispatcher.settings.deadline_s, arrived)
         caller, came = caller_of(scope), time.perf_counter()
         # vLLM's field and header may give it a place before others.
         has_priority = "x-vllm-priority" in headers or b"priority" in body
@@ -147,7 +139,7 @@ class SkimMiddleware:
     async def _answer(self, call: CallState, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the app answer the call."""
         token, report = CURRENT.set(call), self._dispatcher.log.add_report
-        response = DeferredResponse(call, scope, receive, send, self._settings.keep_alive_s, report)
+        response = DeferredResponse(call, scope, receive, send, self._dispatcher.settings.keep_alive_s, report)
         try:
             await self.app(scope, _replay(body, receive), response)
         except Exception:

@@ -32,7 +32,6 @@ from router.dispatch.dispatcher import Dispatcher
 from router.http.middleware import KeyMiddleware, SkimMiddleware
 from router.options.errors import HttpError
 from router.options.request import shown
-from router.options.settings import RouterConfig
 from router.vllm_front import body_errors, flags, renderer
 from router.vllm_front.engine_client import PooledEngineClient
 from router.vllm_front.metrics import FrontMetrics
@@ -62,21 +61,19 @@ class ServedModel:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-async def build_openai_app(
-    dispatcher: Dispatcher, model: ServedModel, settings: RouterConfig, intake: IntakeLock | None = None
-) -> FastAPI:
+async def build_openai_app(dispatcher: Dispatcher, model: ServedModel, intake: IntakeLock | None = None) -> FastAPI:
     """The HTTP app. intake: as in `SkimMiddleware`. Its `state.metrics` are its FrontMetrics.
 
-    Raises SkimError for another version of vLLM, for options that vLLM refuses, and if
-    `settings.api_keys_file` cannot be read. The keys of vLLM's own options hold, too.
+    Raises SkimError for another version of vLLM, for options that vLLM refuses, and if the file of API keys cannot be
+    read. The keys of vLLM's own options hold, too.
     """
     check_version("vllm")
     args, vllm_config = front_config(model)
-    keys = ApiKeys(settings.api_keys_file, filter(None, args.api_key or [envs.VLLM_API_KEY]))
+    keys = ApiKeys(dispatcher.settings.api_keys_file, filter(None, args.api_key or [envs.VLLM_API_KEY]))
     try:
         front = FrontMetrics(vllm_config, model.names[0], dispatcher.admission)
         adapters = [adapter.name for adapter in args.lora_modules or ()]
-        client = PooledEngineClient(vllm_config, dispatcher, settings.control_tokens, adapters)
+        client = PooledEngineClient(vllm_config, dispatcher, adapters)
         app = await _vllm_app(args, client, front, model)
     except SkimError:
         raise
@@ -96,8 +93,7 @@ async def build_openai_app(
     if keys.wanted:
         app.user_middleware.insert(0, Middleware(KeyMiddleware, keys=keys))
     # Innermost: authentication runs first, and the app's own error responses pass through this middleware.
-    around = Middleware(SkimMiddleware, dispatcher=dispatcher, settings=settings, model=model.names[0], intake=intake)
-    app.user_middleware.append(around)
+    app.user_middleware.append(Middleware(SkimMiddleware, dispatcher=dispatcher, model=model.names[0], intake=intake))
     app.middleware_stack = None  # vLLM's SageMaker setup has built the stack; Starlette builds it again with ours
     return app
 

@@ -26,7 +26,7 @@ from router.dispatch.request import Prompt, Request
 from router.dispatch.state import CURRENT, CallState
 from router.options.errors import HttpError, InvalidOptionError
 from router.prompt.context_edits import FIELD
-from router.prompt.control_tokens import ControlTokens, Handling
+from router.prompt.control_tokens import ControlTokens
 from router.prompt.rendered import RenderedPrompt
 from router.vllm_front.renderer import ChatRecorder
 from skim_common.errors import InvalidRequestError, SkimError
@@ -72,13 +72,7 @@ class PooledEngineClient(EngineClient):
     sleep = wake_up = _refusing("sleep")
     pause_generation = resume_generation = _refusing("pausing")
 
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        dispatcher: Dispatcher,
-        control_tokens: Handling,
-        adapters: Collection[str] = (),
-    ) -> None:
+    def __init__(self, vllm_config: VllmConfig, dispatcher: Dispatcher, adapters: Collection[str] = ()) -> None:
         """adapters: the names of the LoRA adapters that the target has."""
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
@@ -87,7 +81,8 @@ class PooledEngineClient(EngineClient):
         self._dispatcher = dispatcher
         self._adapters = adapters
         backend = getattr(self.renderer.get_tokenizer(), "backend_tokenizer", None)
-        ChatRecorder(self.renderer, ControlTokens(backend, control_tokens) if backend is not None else None)
+        handling = dispatcher.settings.control_tokens
+        ChatRecorder(self.renderer, ControlTokens(backend, handling) if backend is not None else None)
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any

@@ -69,7 +69,7 @@ def check_front(
     served = ServedModel(folder, root, tuple(names), info.max_model_len, front_options)
     config, no_pools = RouterConfig.model_validate(settings), cast(Any, None)
     dispatcher = Dispatcher(no_pools, PrefillOptions(), SpeculationOptions(), config, ProcessMeter())
-    asyncio.run(build_openai_app(dispatcher, served, config))
+    asyncio.run(build_openai_app(dispatcher, served))
 
 
 QUESTIONS: Mapping[str, Callable[..., Any]] = {"read_flags": read_flags, "check_front": check_front}

@@ -31,8 +31,9 @@ def caller(name, **fields):
 def middleware(app, settings=None, admission=None, log=None, **options):
     """The middleware around `app`, of a dispatcher that runs nothing. options: further arguments of SkimMiddleware."""
     admission, log = admission or Admission(LocalMeter()), log or RequestLog()
-    dispatcher = SimpleNamespace(defaults=DEFAULTS, decode_defaults=SpeculationOptions(), admission=admission, log=log)
-    return SkimMiddleware(app, dispatcher, settings or RouterConfig(), **options)
+    parts = {"admission": admission, "log": log, "settings": settings or RouterConfig()}
+    dispatcher = SimpleNamespace(defaults=DEFAULTS, decode_defaults=SpeculationOptions(), **parts)
+    return SkimMiddleware(app, dispatcher, **options)
 
 
 class Call:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +92,17 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 # Building the app takes seconds, so the whole session uses one app, in one event loop.
+@contextmanager
+def built_with(dispatcher: Dispatcher, **settings: Any) -> Iterator[None]:
+    """While this lasts, an app that is built over the dispatcher has these settings, too."""
+    before = dispatcher.settings
+    dispatcher.settings = before.model_copy(update=settings)
+    try:
+        yield
+    finally:
+        dispatcher.settings = before
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def served() -> AsyncIterator[SimpleNamespace]:
     """client: httpx client of the app. dispatcher: the app's; its `pools` can be replaced."""
@@ -110,11 +121,8 @@ async def served() -> AsyncIterator[SimpleNamespace]:
         LocalMeter(),
     )
     folder = str(MODELS / "target")
-    app = await build_openai_app(
-        dispatcher,
-        ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, {"dtype": "float32"}),
-        settings,
-    )
+    model = ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, {"dtype": "float32"})
+    app = await build_openai_app(dispatcher, model)
     dispatcher.log.add_routes(app)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:

@@ -44,7 +44,7 @@ async def router(tmp_path_factory):
     dispatcher = Dispatcher(pools, defaults, decode, RouterConfig(), LocalMeter())
     folder = str(MODELS / "target")
     served = ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, {"chat_template": str(template)})
-    app = await build_openai_app(dispatcher, served, RouterConfig())
+    app = await build_openai_app(dispatcher, served)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=app), base_url="http://router", timeout=60
     ) as client:

@@ -49,7 +49,7 @@ async def app():
     }
     folder = str(MODELS / "target")
     model = ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, options)
-    served = await build_openai_app(dispatcher, model, RouterConfig())
+    served = await build_openai_app(dispatcher, model)
     transport = httpx.ASGITransport(app=served, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
         tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from router.options.settings import RouterConfig
 from router.vllm_front.app import ServedModel, build_openai_app
 from skim_common.errors import EngineUnavailableError, SkimError
 from tests.unit.router.admission.test_api_keys import entry, write
-from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS
+from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, built_with
 from tests.unit.router.endpoints.test_endpoints import ENDPOINTS, request_body
 from tests.unit.router.endpoints.test_logs import logged  # noqa: F401
 
@@ -48,11 +47,9 @@ async def guarded(served, tmp_path, monkeypatch):
     file = write(tmp_path / "keys.yaml", entry("team", KEY))
     folder, metrics = str(MODELS / "target"), Metrics()
     monkeypatch.setattr(served.dispatcher, "meter", metrics)
-    app = await build_openai_app(
-        served.dispatcher,
-        ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, {"dtype": "float32"}),
-        RouterConfig(api_keys_file=str(file)),
-    )
+    model = ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, {"dtype": "float32"})
+    with built_with(served.dispatcher, api_keys_file=str(file)):
+        app = await build_openai_app(served.dispatcher, model)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
         yield SimpleNamespace(client=client, metrics=metrics, file=file)

@@ -30,7 +30,7 @@ async def build():
     dispatcher = Dispatcher(LocalPools(), defaults, SpeculationOptions(), settings, LocalMeter())
     options = {"dtype": "float32", "api_key": ["key"]}
     app = await build_openai_app(
-        dispatcher, ServedModel(str(MODELS / "target"), "target", (MODEL_NAME,), MAX_MODEL_LEN, options), settings
+        dispatcher, ServedModel(str(MODELS / "target"), "target", (MODEL_NAME,), MAX_MODEL_LEN, options)
     )
 
     async def ask():

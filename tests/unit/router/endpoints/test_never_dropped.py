@@ -62,7 +62,7 @@ async def app():
         "tool_call_parser": "hermes",
     }
     served = ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, options)
-    transport = httpx.ASGITransport(app=await build_openai_app(dispatcher, served, settings))
+    transport = httpx.ASGITransport(app=await build_openai_app(dispatcher, served))
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
         yield SimpleNamespace(client=client, use=use, tokenizer=AutoTokenizer.from_pretrained(folder))
 

@@ -16,7 +16,6 @@ from router.admission.ticket import OverloadedError
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.select import TokenBudget
 from router.options.request import PrefillOptions
-from router.options.settings import RouterConfig
 from router.prompt.rendered import RenderedPrompt
 from router.vllm_front.app import ServedModel, build_openai_app
 from router.vllm_front.select_endpoint import AT_ONCE
@@ -24,7 +23,7 @@ from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from skim_common.models.info import load_tokenizer
 from speculator_service import service as speculator_service
 from tests.unit.router.admission.test_api_keys import entry, write
-from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, until
+from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, built_with, until
 from tests.unit.router.endpoints.canaries import WORDS, call, result, user
 from tests.unit.router.endpoints.test_http_errors import INTERNAL, raw_call, refused
 
@@ -401,11 +400,9 @@ async def test_one_text_that_fails_ends_the_others(client, use_pools, served):
 async def keyed(served, tmp_path, **limits):
     """A client of an app that asks for keys, over the dispatcher of `served`."""
     file = write(tmp_path / "keys.yaml", entry("team", "sk-team", **limits))
-    app = await build_openai_app(
-        served.dispatcher,
-        ServedModel(str(MODELS / "target"), "target", (MODEL_NAME,), MAX_MODEL_LEN, {"dtype": "float32"}),
-        RouterConfig(api_keys_file=str(file)),
-    )
+    model = ServedModel(str(MODELS / "target"), "target", (MODEL_NAME,), MAX_MODEL_LEN, {"dtype": "float32"})
+    with built_with(served.dispatcher, api_keys_file=str(file)):
+        app = await build_openai_app(served.dispatcher, model)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60)
 

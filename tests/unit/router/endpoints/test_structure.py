@@ -51,9 +51,7 @@ async def tools_app():
         "enable_prompt_tokens_details": True,
     }
     folder = str(MODELS / "target")
-    app = await build_openai_app(
-        dispatcher, ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, options), RouterConfig()
-    )
+    app = await build_openai_app(dispatcher, ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, options))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
         tokenizer = AutoTokenizer.from_pretrained(folder)

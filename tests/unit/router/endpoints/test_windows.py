@@ -55,7 +55,7 @@ async def test_a_template_that_refuses_a_lone_user_message_has_prompts_read_whol
     dispatcher = Dispatcher(pools, defaults, SpeculationOptions(), settings, LocalMeter())
     options = {"dtype": "float32", "chat_template": SYSTEM_FIRST}
     served = ServedModel(str(MODELS / "target"), "target", (MODEL_NAME,), MAX_MODEL_LEN, options)
-    app = await build_openai_app(dispatcher, served, settings)
+    app = await build_openai_app(dispatcher, served)
     prompt = make_document(1500, seed=2).prompt
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": prompt}]
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)

@@ -10,11 +10,10 @@ import pytest_asyncio
 from router.admission.api_keys import ApiKeys
 from router.admission.ticket import OverloadedError
 from router.http.middleware import KeyMiddleware
-from router.options.settings import RouterConfig
 from router.vllm_front.app import ServedModel, build_openai_app
 from skim_common.errors import EngineUnavailableError, InvalidRequestError
 from tests.unit.router.admission.test_api_keys import entry, write
-from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, until
+from tests.unit.router.conftest import MAX_MODEL_LEN, MODEL_NAME, MODELS, built_with, until
 from tests.unit.router.endpoints.test_endpoints import ENDPOINTS, request_body
 from tests.unit.router.error_kinds import kind_on
 
@@ -28,11 +27,9 @@ async def guarded(served, tmp_path_factory):
     """The dispatcher of `served` behind an app that asks for keys. file: the keys' file."""
     file = write(tmp_path_factory.mktemp("keys") / "keys.yaml", entry("team", "key-1"))
     folder, options = str(MODELS / "target"), {"dtype": "float32", "api_key": ["plain-key"]}
-    app = await build_openai_app(
-        served.dispatcher,
-        ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, options),
-        RouterConfig(api_keys_file=str(file)),
-    )
+    model = ServedModel(folder, "target", (MODEL_NAME,), MAX_MODEL_LEN, options)
+    with built_with(served.dispatcher, api_keys_file=str(file)):
+        app = await build_openai_app(served.dispatcher, model)
     served.dispatcher.log.add_routes(app)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:

@@ -32,7 +32,7 @@ async def served(updating):
     dispatcher = Dispatcher(pools, options, SpeculationOptions(), settings, LocalMeter())
     engine = {"dtype": "float32", "lora_modules": [f"sql={PATH}"]}
     model = ServedModel(str(MODELS / "target"), "target", (MODEL_NAME,), MAX_MODEL_LEN, engine)
-    app = await build_openai_app(dispatcher, model, settings)
+    app = await build_openai_app(dispatcher, model)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
         yield client, pools
