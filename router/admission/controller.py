@@ -5,7 +5,7 @@ wait longer than `max_wait_s`, or if its answer is expected after its deadline. 
 before it (`router.admission.pool_load`). An idle router refuses nothing, so a wrong prediction ends by itself.
 
 What is accepted goes to the pools at once while they drain what they have within `POOL_WAIT_MS`. Beyond that it waits
-here, where priorities and fair shares decide the order (`router.admission.fair_queue`); in a pool it would wait in the
+here, where priorities and fair shares decide the order (`router.admission.ticket`); in a pool it would wait in the
 order of arrival. An autoscaled pool gets more (`PoolLoad`): its autoscaler would not see
 what waits here. Each router admits its own requests by the waits that it sees, which include the work of the other
 routers.
@@ -20,9 +20,8 @@ from types import MappingProxyType
 
 from actors.observability.metrics import Meter
 from kv_transfer.messages import GenerateOutput
-from router.admission.fair_queue import FairQueue
 from router.admission.pool_load import AnswerTime, PoolLoad
-from router.admission.ticket import KEEP, AdmissionRequest, OverloadedError, Ticket, relative_load
+from router.admission.ticket import KEEP, AdmissionRequest, FairQueue, OverloadedError, Ticket, relative_load
 from router.decision.choice import Work
 
 POOL_WAIT_MS = 500.0
@@ -54,7 +53,7 @@ class Admission:
         self._max_wait_ms = math.inf if max_wait_s is None else 1e3 * max_wait_s
         self._speculator = PoolLoad(clock, headroom.get("speculator", 0.0))
         self._target = PoolLoad(clock, headroom.get("target", 0.0))
-        self._queue: FairQueue[Ticket] = FairQueue()
+        self._queue = FairQueue()
         self._answers = AnswerTime()
         self._ongoing = 0
         self._dispatching = False
@@ -80,7 +79,7 @@ class Admission:
         """The load of a prompt that arrives now without a deadline, as in Ticket."""
         if self.is_idle:
             return 0.0
-        return relative_load(self._wait_ms(Work(), (entry.item.work for entry in self._queue)), self._max_wait_ms)
+        return relative_load(self._wait_ms(Work(), (ticket.work for ticket in self._queue)), self._max_wait_ms)
 
     @asynccontextmanager
     async def admitted(self, request: AdmissionRequest, work: Work, less: Work | None = None) -> AsyncIterator[Ticket]:
@@ -154,7 +153,7 @@ class Admission:
         ticket = Ticket(request, first, work, load, work is less, dispatched)
         group.prompts += 1
         self._ongoing += first
-        ticket.entry = self._queue.push(request.key, request.priority, ticket.cost, ticket)
+        self._queue.push(ticket)
         return ticket
 
     def _check(self, request: AdmissionRequest, work: Work) -> float:
@@ -164,7 +163,7 @@ class Admission:
             raise OverloadedError("full", "this router has as many requests as it may", self._ends_s)
         if self.is_idle:
             return 0.0
-        wait_ms = self._wait_ms(work, (entry.item.work for entry in self._queue if entry.order < order))
+        wait_ms = self._wait_ms(work, (ticket.work for ticket in self._queue if ticket.order < order))
         if wait_ms > self._max_wait_ms:
             message = f"this deployment is busy: a request would wait {wait_ms / 1e3:.1f} s"
             raise OverloadedError("wait", message, (wait_ms - self._max_wait_ms) / 1e3)
@@ -218,8 +217,8 @@ class Admission:
             return
         self._dispatching = True
         try:
-            while (entry := self._queue.first(self._fits)) is not None:
-                self._send_or_refuse(entry.item)
+            while (ticket := self._queue.first(self._fits)) is not None:
+                self._send_or_refuse(ticket)
         finally:
             self._dispatching = False
             self._meter.record("skim_router_queued", len(self._queue))
@@ -235,7 +234,7 @@ class Admission:
             if not ticket.dispatched.done():
                 ticket.dispatched.set_exception(error)
             return
-        self._queue.serve(ticket.entry)
+        self._queue.serve(ticket)
         ticket.found_ms = self._speculator.ahead_ms
         if work.selects:
             self._speculator.enter(ticket, work.speculator_ms)
@@ -264,7 +263,7 @@ class Admission:
         if ticket.has_ended:
             return
         ticket.has_ended = True
-        self._queue.drop(ticket.entry)
+        self._queue.drop(ticket)
         self._leave(ticket)
         self._ongoing -= ticket.first
         now = self._clock()

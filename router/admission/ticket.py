@@ -1,4 +1,4 @@
-"""What a prompt asks of the admission, and the ticket that it gets there.
+"""What a prompt asks of the admission, the ticket that it gets there, and the queue in which tickets wait.
 
 The load of a prompt is its predicted wait, divided by the longest wait that is allowed: `max_wait_s`, or what its
 deadline leaves. A loaded router leaves out one thing more from each of these shares on:
@@ -6,13 +6,20 @@ deadline leaves. A loaded router leaves out one thing more from each of these sh
     CATCH_UP     no reads for later turns (`router.dispatch.catch_up`)
     KEEP         the smallest keep rate (`min_keep`), where the request leaves the rate to the deployment
     1            the request is refused (`router.admission.controller`)
+
+The queue goes by priority, then in fair shares of work for each API key: start-time fair queueing (Goyal, Vin and
+Cheng, 1996). A ticket's start tag is the virtual time of its arrival, or the end of its key's work before it if that is
+later, and the lowest tag is served first. So a key that sends much waits for itself. A key of weight w gets w times the
+work of a key of weight 1 while both wait: its work costs 1/w.
 """
 
 import asyncio
 import math
+from bisect import insort
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
-from router.admission.fair_queue import QueueEntry
 from router.decision.choice import Work
 from router.options.errors import RefusedError
 from skim_common.deadline import NO_DEADLINE, Deadline
@@ -35,6 +42,9 @@ class OverloadedError(RefusedError):
         seconds = max(1, math.ceil(retry_after_s))
         super().__init__(429, "RateLimitError", f"{message}; try again in {seconds} s", seconds)
         self.reason = reason
+
+
+Order = tuple[int, float, float]
 
 
 @dataclass(slots=True)
@@ -63,8 +73,9 @@ class AdmissionRequest:
 class Ticket:
     """One prompt from its admission to its end. work: with the smallest keep rate if `keeps_less`.
 
-    first: it is the first prompt of its request. entry: in the queue. queued_ms: waited in the router. found_ms: the
-    work before it in the pool where it is. began_at: when its first token came; 0 before.
+    first: it is the first prompt of its request. order: in the queue: priority, start tag and number of arrival.
+    queued_ms: waited in the router. found_ms: the work before it in the pool where it is. began_at: when its first
+    token came; 0 before.
     """
 
     request: AdmissionRequest
@@ -73,7 +84,7 @@ class Ticket:
     load: float
     keeps_less: bool
     dispatched: asyncio.Future[None]
-    entry: "QueueEntry[Ticket]" = field(init=False)
+    order: Order = (0, 0.0, 0)
     queued_ms: float = 0.0
     found_ms: float = 0.0
     sent_at: float = 0.0
@@ -89,3 +100,47 @@ class Ticket:
     def may_be_refused(self) -> bool:
         """Whether nothing has run for its request, if it waits in the queue."""
         return self.first and self.request.group.prompts == 1
+
+
+class FairQueue:
+    """The tickets that wait, in the order of service."""
+
+    def __init__(self) -> None:
+        self._tickets: list[Ticket] = []
+        self._ends: dict[str, float] = {}
+        self._now, self._numbers = 0.0, 0
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        return iter(self._tickets)
+
+    def next_order(self, key: str, priority: int) -> Order:
+        """The order that the key's next ticket would have."""
+        return priority, max(self._now, self._ends.get(key, 0.0)), math.inf
+
+    def push(self, ticket: Ticket) -> None:
+        priority, start, _ = self.next_order(ticket.request.key, ticket.request.priority)
+        self._ends[ticket.request.key] = start + ticket.cost
+        ticket.order = priority, start, self._numbers
+        self._numbers += 1
+        insort(self._tickets, ticket, key=attrgetter("order"))
+
+    def serve(self, ticket: Ticket) -> None:
+        """Take a ticket out because it is served: virtual time goes on to its start."""
+        self._tickets.remove(ticket)
+        self._now = max(self._now, ticket.order[1])
+        if not self._tickets:
+            # Nobody waits: a key's past does not count against it.
+            self._ends = {key: end for key, end in self._ends.items() if end > self._now}
+
+    def drop(self, ticket: Ticket) -> None:
+        """Take a ticket out, if it was not served. It no longer counts for its key."""
+        if ticket in self._tickets:
+            self._tickets.remove(ticket)
+            self._ends[ticket.request.key] -= ticket.cost
+
+    def first(self, fits: Callable[[Ticket], bool]) -> Ticket | None:
+        """The first ticket in the order that `fits`."""
+        return next(filter(fits, self._tickets), None)
