@@ -32,7 +32,7 @@ def plan(
     *,
     tokens: int,
     room: float,
-    told: int | None = None,
+    later_requests: int | None = None,
     share: float = 0.0,
     audited: bool = False,
     has_home: bool = True,
@@ -44,8 +44,8 @@ def plan(
     `auto` asks that a later turn is likely and would run dense then, and that the caches have room for all
     conversations that came back lately. `always` leaves that out.
 
-    tokens: of prompt and answer, at most. room: tokens of a replica's prefix cache. told: the client's number of later
-    requests. share: of such prompts of its client that have a next turn. audited: chosen for a measurement. has_home:
+    tokens: of prompt and answer, at most. room: tokens of a replica's prefix cache. later_requests: the client's number
+    of them. share: of such prompts of its client that have a next turn. audited: chosen for a measurement. has_home:
     all turns go to one replica. others: tokens of these conversations. capacity: of the caches of all replicas.
     """
     rules = (
@@ -56,7 +56,7 @@ def plan(
         (tokens + others > capacity, False, "no-room"),
         (options.enabled == ALWAYS, False, "always"),
         (audited, True, AUDIT),
-        (told is not None, bool(told), "later-requests" if told else "no-later-turn"),
+        (later_requests is not None, bool(later_requests), "later-requests" if later_requests else "no-later-turn"),
         (share >= LIKELY, True, "later-turns"),
     )
     return next(((planned, reason) for applies, planned, reason in rules if applies), (False, "no-later-turn"))

@@ -103,14 +103,14 @@ class Forecaster:
         salt: str | None,
         options: PrefillOptions,
         layout: TextLayout = NO_LAYOUT,
-        told: int | None = None,
+        later_requests: int | None = None,
         windows: WindowReads | None = None,
         *,
         adapted: bool = False,
         hashes: Sequence[bytes] | None = None,
     ) -> Forecast:
-        """The forecast of a prompt. layout: without its units. told: how many later turns it has, if the client has
-        told it (`router.options.headers`). hashes: computed if they are not known. The others: as in Forecast."""
+        """The forecast of a prompt. layout: without its units. later_requests: the client's number of them
+        (`router.options.headers`). hashes: computed if they are not known. The others: as in Forecast."""
         hashes = block_hashes(ids, BLOCK_TOKENS, salt) if hashes is None else hashes
         sizes = KeptSizes.of(int(ids.size), options.protect_last, layout)
         dense, kept = self.caches.dense.find(ids, hashes), self.caches.kept.find(ids, hashes)
@@ -133,14 +133,14 @@ class Forecaster:
             windows=windows,
             adapted=adapted,
         )
-        return self._choose(forecast, told)
+        return self._choose(forecast, later_requests)
 
-    def _choose(self, forecast: Forecast, told: int | None) -> Forecast:
+    def _choose(self, forecast: Forecast, later_requests: int | None) -> Forecast:
         """The forecast with its estimate and choice."""
         selector, target, reads = self._selector(forecast), self._target(forecast), self._reads(forecast)
         later, share = 0.0, forecast.share
         # A conversation that has begun speculative has paid most already, so a guess at its end is not worth a change.
-        if told is not None or forecast.before != "speculative":
+        if later_requests is not None or forecast.before != "speculative":
             kept = round(forecast.sizes.kept(share))
             later = self.turns.extra_ms(
                 lambda new: selector.estimate(_selector_read(forecast, forecast.size, new)),
@@ -148,11 +148,11 @@ class Forecaster:
                 forecast.size,
                 kept,
                 share,
-                told,
+                later_requests,
             )
         expected = estimate(reads, selector, target, self._clock(), later)
         if expected is None:
-            return replace(forecast, choice=fewer(reads, self.turns.extra_tokens(share, told or 0)))
+            return replace(forecast, choice=fewer(reads, self.turns.extra_tokens(share, later_requests or 0)))
         return replace(forecast, estimate=expected, choice=sooner(expected, forecast.before))
 
     def _reads(self, forecast: Forecast, options: PrefillOptions | None = None) -> Reads:

@@ -34,22 +34,24 @@ MEAN_SHARE = 0.75
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptSizes:
     """fixed: float64 [M], the share of each token that is kept whatever the scores are: 1 if it is protected, the rate
-    of its region, or 0. rest: bool [M], the other tokens.
+    of its region, or 0.
     """
 
     fixed: npt.NDArray[np.float64]
-    rest: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, size: int, protect_last: int, layout: TextLayout = NO_LAYOUT) -> "KeptSizes":
         """Those of a prompt of `size` tokens. protect_last: as in SelectionOptions."""
-        may_drop = ~layout.fixed(size, protect_last)
         fixed = np.zeros(size)
         for start, end, rate in layout.regions:
             fixed[start:end] = rate
-        rest = fixed == 0
-        fixed[~may_drop] = 1
-        return cls(fixed, rest & may_drop)
+        fixed[layout.fixed(size, protect_last)] = 1
+        return cls(fixed)
+
+    @property
+    def rest(self) -> npt.NDArray[np.bool_]:
+        """The tokens of which the scores alone say whether they are kept, [M]."""
+        return self.fixed == 0
 
     @property
     def opening(self) -> int:
@@ -60,7 +62,8 @@ class KeptSizes:
     @property
     def texts(self) -> int:
         """The texts that a selection may drop from, such as messages: runs of the rest."""
-        return int(self.rest[0]) + int(np.count_nonzero(~self.rest[:-1] & self.rest[1:]))
+        rest = self.rest
+        return int(rest[0]) + int(np.count_nonzero(~rest[:-1] & rest[1:]))
 
     @property
     def droppable(self) -> int:
@@ -78,7 +81,7 @@ class KeptSizes:
 
     def new(self, share: float, start: int) -> float:
         """As `kept`, of a later turn, whose tokens begin at `start`: all if at most SHORT_TEXT may be dropped."""
-        behind = KeptSizes(self.fixed[start:], self.rest[start:])
+        behind = KeptSizes(self.fixed[start:])
         return float(behind.fixed.size) if behind.droppable <= SHORT_TEXT else behind.kept(share)
 
 

@@ -117,7 +117,7 @@ class CatchUps:
             prepared.options,
             tokens=prepared.size + prepared.prompt.max_tokens,
             room=ledger.horizon / max(pools.replicas("target"), 1e-3) if pools.target.cache_tokens else 0.0,
-            told=request.later_requests,
+            later_requests=request.later_requests,
             share=self._conversations.share((request.key, outcome.shape)),
             audited=may_audit and self._chance() < settings.audit_share,
             has_home=settings.affinity,

@@ -32,9 +32,9 @@ SMALL = {"tokens": 1000, "room": 10_000.0}
         ({}, {}, "off;reason=no-later-turn"),
         ({}, {"share": LIKELY}, "planned;reason=later-turns"),
         ({}, {"share": LIKELY - 0.01}, "off;reason=no-later-turn"),
-        ({}, {"told": 0, "share": 1.0}, "off;reason=no-later-turn"),
-        ({}, {"told": 2}, "planned;reason=later-requests"),
-        ({}, {"audited": True, "told": 0}, "planned;reason=audit"),
+        ({}, {"later_requests": 0, "share": 1.0}, "off;reason=no-later-turn"),
+        ({}, {"later_requests": 2}, "planned;reason=later-requests"),
+        ({}, {"audited": True, "later_requests": 0}, "planned;reason=audit"),
         ({}, {"share": 1.0, "has_home": False}, "off;reason=no-affinity"),
         ({}, {"share": 1.0, "tokens": 6000}, "off;reason=no-room"),
         ({}, {"share": 1.0, "room": 0.0}, "off;reason=no-room"),
@@ -43,7 +43,7 @@ SMALL = {"tokens": 1000, "room": 10_000.0}
         ({"catch_up": "always"}, {"others": 9001, "capacity": 10_000.0}, "planned;reason=requested"),
         ({"enabled": "always"}, {"share": 1.0}, "off;reason=always"),
         ({"catch_up": "off"}, {"share": 1.0}, "off;reason=disabled"),
-        ({"catch_up": "always"}, {"told": 0, "has_home": False}, "planned;reason=requested"),
+        ({"catch_up": "always"}, {"later_requests": 0, "has_home": False}, "planned;reason=requested"),
         ({"catch_up": "always", "enabled": "always"}, {}, "planned;reason=requested"),
         ({"catch_up": "always"}, {"room": 0.0}, "off;reason=no-room"),
     ],
@@ -55,7 +55,7 @@ def test_the_plan(options, known, expected):
 
 def test_a_conversation_takes_its_share_of_the_cache_and_no_more():
     for tokens, wanted in ((5000, True), (5001, False)):
-        found = plan(PrefillOptions(), tokens=tokens, room=5000 / FREE_SHARE, told=1)
+        found = plan(PrefillOptions(), tokens=tokens, room=5000 / FREE_SHARE, later_requests=1)
         assert found == (wanted, "later-requests" if wanted else "no-room")
 
 

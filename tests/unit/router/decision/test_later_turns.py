@@ -20,7 +20,7 @@ class Conversing(World):
 
     def look(self, ids, told=None):
         """The forecast of a prompt of which the client tells how many later requests it has."""
-        return self.forecaster.look(np.array(ids, np.int32), None, OPTIONS, told=told)
+        return self.forecaster.look(np.array(ids, np.int32), None, OPTIONS, later_requests=told)
 
     def turns_expected(self):
         return self.forecaster.turns.expected
