@@ -16,14 +16,15 @@ The read of the answer also tells which of its tokens the dense model would have
 import asyncio
 import logging
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
 import numpy as np
+from anyio import CapacityLimiter
 from cachetools import LRUCache
 
 from kv_transfer.arrays import Int32Array
@@ -77,9 +78,10 @@ class Reading:
     scored: int  # first tokens of the answer that are still to be scored
     done: int  # tokens of ids that the target has read
     agreement: float | None = None  # of the answer, once it is known
-    task: asyncio.Task[None] | None = None  # the catch-up, while it runs
+    task: asyncio.Task[None] = field(init=False)
+    runs: bool = False  # it has begun to be read
     chunk: asyncio.Task[GenerateOutput] | None = None  # its running request
-    ended: str = "stopped"  # why the task was cancelled
+    outcome: str = "failed"  # of the task when it has ended, one word
 
 
 class CatchUps:
@@ -89,8 +91,8 @@ class CatchUps:
         self._parts, self._admission = parts, parts.admission
         self._chance = random.random
         self._conversations = Conversations(self._clock)
-        self._waiting: deque[Reading] = deque()
-        self._running: list[Reading] = []
+        self._readings: list[Reading] = []
+        self._places = CapacityLimiter(1)  # as many as there are replicas, each of which has idle time of its own
         self._read: LRUCache[bytes, None] = LRUCache(PREFIXES)
         self._numbers = count()
         self._streams, self._closed = 0, False
@@ -134,21 +136,21 @@ class CatchUps:
         blocks = next((number for number in range(len(hashes), 0, -1) if hashes[number - 1] in self._read), 0)
         outcome.caught_up = min(blocks * BLOCK_TOKENS, outcome.prepared.forecast.dense.tokens)
         self._conversations.arrived(hashes)
-        for reading in [*self._waiting, *self._running]:
+        for reading in [*self._readings]:
             forecast = reading.prepared.forecast
             if goes_on(forecast.hashes, forecast.sizes.opening, hashes):
                 self._cancel(reading, "next-turn")
 
     def hold(self) -> None:
         """The router is loaded: chunks that run are cancelled, and asked for again in idle time."""
-        for reading in self._running:
+        for reading in self._readings:
             if reading.chunk is not None:
                 reading.chunk.cancel()
 
     def close(self) -> None:
         """End all of them, and begin none any more: the router stops."""
         self._closed = True
-        for reading in [*self._waiting, *self._running]:
+        for reading in [*self._readings]:
             self._cancel(reading, "stopped")
 
     def begin(self, outcome: Outcome, answer: AnswerRecord) -> None:
@@ -160,11 +162,15 @@ class CatchUps:
         )
         if self._closed or not outcome.catches_up or not answer.finished:
             return
-        self._waiting.append(self._reading(outcome, answer))
-        if len(self._waiting) > MOST_WAITING:
-            [(most, _)] = Counter(other.client[0] for other in self._waiting).most_common(1)
-            self._cancel(next(other for other in self._waiting if other.client[0] == most), "dropped")
-        self._start()
+        self._places.total_tokens = max(1, int(self._parts.pools.replicas("target")))
+        reading = self._reading(outcome, answer)
+        self._readings.append(reading)
+        reading.task = self._parts.background.start(self._run(reading))
+        reading.task.add_done_callback(lambda _: self._end(reading))
+        waiting = [other for other in self._readings if not other.runs]
+        if len(waiting) > MOST_WAITING + self._places.available_tokens:
+            [(most, _)] = Counter(other.client[0] for other in waiting).most_common(1)
+            self._cancel(next(other for other in waiting if other.client[0] == most), "dropped")
 
     def _reading(self, outcome: Outcome, answer: AnswerRecord) -> Reading:
         """Of several answers none is read: the client goes on with one of them at most."""
@@ -183,24 +189,16 @@ class CatchUps:
             done=min(forecast.known_dense, int(prompt.size) - 1) // BLOCK_TOKENS * BLOCK_TOKENS,
         )
 
-    def _start(self) -> None:
-        """Start as many as there are replicas, each of which has idle time of its own."""
-        while self._waiting and len(self._running) < max(1, int(self._parts.pools.replicas("target"))):
-            reading = self._waiting.popleft()
-            self._running.append(reading)
-            reading.task = self._parts.background.start(self._run(reading))
-
     def _cancel(self, reading: Reading, why: str) -> None:
-        if reading.task is not None:
-            reading.ended = why
-            reading.task.cancel()
-        elif reading in self._waiting:
-            self._waiting.remove(reading)
-            self._end(reading, why)
+        self._readings.remove(reading)
+        reading.outcome = why
+        reading.task.cancel()
 
-    def _end(self, reading: Reading, outcome: str) -> None:
-        self._parts.meter.record("skim_router_catch_ups_total", 1, outcome=outcome)
-        self._show(reading, outcome)
+    def _end(self, reading: Reading) -> None:
+        if reading in self._readings:
+            self._readings.remove(reading)
+        self._parts.meter.record("skim_router_catch_ups_total", 1, outcome=reading.outcome)
+        self._show(reading, reading.outcome)
 
     def _show(self, reading: Reading, state: str) -> None:
         """In the explain view."""
@@ -208,21 +206,15 @@ class CatchUps:
         self._parts.log.note_catch_up(reading.prepared.request_id, shown, reading.client[0])
 
     async def _run(self, reading: Reading) -> None:
-        outcome = "failed"
-        try:
-            async with asyncio.timeout(LONGEST_S):
-                outcome = await self._catch_up(reading)
-        except TimeoutError:
-            outcome = "dropped"
-        except asyncio.CancelledError:
-            outcome = reading.ended
-            raise
-        except SkimError as error:
-            logger.info("request %s is not caught up: %s", reading.prepared.request_id, error)
-        finally:
-            self._running.remove(reading)
-            self._end(reading, outcome)
-            self._start()
+        async with self._places:
+            reading.runs = True
+            try:
+                async with asyncio.timeout(LONGEST_S):
+                    reading.outcome = await self._catch_up(reading)
+            except TimeoutError:
+                reading.outcome = "dropped"
+            except SkimError as error:
+                logger.info("request %s is not caught up: %s", reading.prepared.request_id, error)
 
     async def _catch_up(self, reading: Reading) -> str:
         """Read the conversation, chunk by chunk. Returns the outcome, one word. Raises SkimError."""
@@ -272,7 +264,7 @@ class CatchUps:
         try:
             return await reading.chunk
         except asyncio.CancelledError:
-            if reading.task is not None and reading.task.cancelling():
+            if reading.task.cancelling():
                 raise
             return None
         finally:

@@ -30,7 +30,7 @@ async def test_headers_and_explain_view_tell_the_state(client, served, document)
     catch_ups, path = served.dispatcher.catch_ups, "/v1/chat/completions"
     first = await client.post(path, json=body(document.messages, catch_up="always"))
     assert first.headers["x-skim-catch-up"] == "planned;reason=requested"
-    await until(lambda: not catch_ups._running)
+    await until(lambda: not catch_ups._readings)
     name = first.json()["id"]
     report = (await client.get(f"/v1/requests/{name}")).json()
     assert report["headers"]["x-skim-catch-up"] == "planned;reason=requested"
