@@ -5,10 +5,8 @@ wait longer than `max_wait_s`, or if its answer is expected after its deadline. 
 before it (`router.admission.pool_load`). An idle router refuses nothing, so a wrong prediction ends by itself.
 
 What is accepted goes to the pools at once while they drain what they have within `POOL_WAIT_MS`. Beyond that it waits
-here, where priorities and fair shares decide the order (`router.admission.ticket`); in a pool it would wait in the
-order of arrival. An autoscaled pool gets more (`PoolLoad`): its autoscaler would not see
-what waits here. Each router admits its own requests by the waits that it sees, which include the work of the other
-routers.
+here, in the order of priorities and fair shares (`router.admission.ticket`). An autoscaled pool gets more (`PoolLoad`):
+its autoscaler would not see what waits here. The waits that a router sees include the work of the other routers.
 """
 
 import asyncio

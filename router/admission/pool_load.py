@@ -1,15 +1,13 @@
 """How long work waits in a pool, by what this router has sent there and by how fast earlier work drained.
 
-Work is measured in milliseconds of computing by the pool's measured cost (`router.decision.pool_time.PoolTime`). A
-request that found `ahead` of this router's work in the pool waited `ms`: such pairs give the drain rate, the wait for
-each millisecond of work ahead. So nothing need be known of the number of replicas, of their batches, or of the other
-routers' work: with c replicas that compute one prompt at a time and r routers with equal loads, the drain rate becomes
-r / c. A drain rate above 1 is made by others, such as other routers or other processes of the machine. They may be gone
-a moment later, so what exceeds 1 is forgotten with `FORGET_S`, as are earlier pairs.
+Work is milliseconds of computing (`router.decision.pool_time.PoolTime`). A request that found `ahead` of this router's
+work in the pool waited `ms`: such pairs give the drain rate, the wait for each millisecond of work ahead. So nothing
+need be known of replicas, batches and other routers: with c replicas that compute one prompt at a time and r routers
+with equal loads, it becomes r / c. What exceeds 1 is made by others, who may be gone a moment later: it is forgotten
+with `FORGET_S`, as are earlier pairs.
 
-Only a request that finds work ahead measures the drain rate. A drain rate that lets in a request only if the pool is
-empty would never be measured again, however wrong it has become. So after `PROBE_S` without a pair, one more request is
-let in.
+A drain rate that lets in a request only if the pool is empty would never be measured again, because only a request that
+finds work ahead measures it. So after `PROBE_S` without a pair, one more request is let in.
 """
 
 import math

@@ -1,12 +1,10 @@
 """What a pool probably has cached of a prompt, learned from the answers that this router got from it.
 
-A ledger holds the chained hashes of the blocks of prompts (`kv_transfer.prefix_hash`). Engines evict the blocks that
-were used least recently. So a block counts as evicted once more tokens have been written to the pool since its last use
-than its caches hold: the horizon. The engines' own counts of cached tokens correct it.
-
-All replicas of a pool count as one LRU cache, to which each router writes its share. What is cached and used again
-makes others older only if it was in the older half. What is being read now is not counted yet. A prefix that only other
-routers sent counts as not cached.
+A ledger holds the chained hashes of the blocks of prompts (`kv_transfer.prefix_hash`). All replicas of a pool count as
+one LRU cache, to which each router writes its share: a block counts as evicted once more tokens have been written since
+its last use than the caches hold (the horizon, which the engines' counts of cached tokens correct). What is cached and
+used again makes others older only if it was in the older half. A prefix that only other routers sent counts as not
+cached.
 """
 
 from collections import Counter, OrderedDict

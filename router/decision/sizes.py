@@ -2,14 +2,13 @@
 
     kept = protected + rate * tokens of each region with a rate of its own + share * all other tokens
 
-So a share or a rate is one of what may be dropped, as in `speculator_service.selection.select`. In windows
-(`kv_transfer.windows.WindowPlan`) a speculator reads
+A share or a rate is one of what may be dropped. In windows (`kv_transfer.windows.WindowPlan`) a speculator reads
 
     tokens = prompt - outside - cached + windows * (question + frame)
     read   = tokens + again
 
-`again` is the second read (`WindowPlan.tokens_again`), with its question and frame. It is never cached. Each window is
-a prompt of its own, so attention does not grow with the prompt: the time is linear in `read`.
+`again` is the second read, with its question and frame, which is never cached. Each window is a prompt of its own, so
+the time is linear in `read`.
 """
 
 from dataclasses import dataclass
