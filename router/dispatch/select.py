@@ -19,7 +19,6 @@ from kv_transfer.options import AUTO
 from router.admission.ticket import Ticket
 from router.dispatch.apart import apart
 from router.dispatch.parts import Parts
-from router.dispatch.request import Prepared
 from router.dispatch.state import Outcome
 from router.dispatch.telemetry import SELECT
 from router.explain.explained import Explained
@@ -82,33 +81,28 @@ async def _ask(parts: Parts, outcome: Outcome, ticket: Ticket) -> Selection | No
 
 
 async def _from_pool(parts: Parts, outcome: Outcome) -> Selection:
-    request = _request(outcome.prepared, outcome.call.request.deadline.left_ms)
+    prepared, prompt, deadline = outcome.prepared, outcome.prepared.prompt, outcome.call.request.deadline
+    decode = prepared.decode if prepared.uses_drafts else None
     with ending(child_span(outcome.call.span, SELECT, SpanKind.CLIENT)) as span:
+        request = SelectRequest(
+            prepared.wire_id,
+            prompt.rendered.token_ids,
+            prepared.options.selection,
+            prepared.layout,
+            cache_salt=prompt.cache_salt,
+            decode=decode,
+            envelope=Envelope(headers_of(span), prepared.affinity, deadline.left_ms),
+        )
         try:
             async with asyncio.timeout(parts.settings.select_timeout_s):
-                envelope = replace(request.envelope, trace=headers_of(span))
-                sent = replace(request, envelope=envelope)
-                selection = await parts.pools.select(sent, outcome.admit, outcome.prepared.prompt.answers)
+                selection = await parts.pools.select(request, outcome.admit, prompt.answers)
         except (asyncio.CancelledError, TimeoutError):
             # The speculator may have selected already. Nobody takes the reply, which names the session.
-            if request.decode is not None:
+            if decode is not None:
                 parts.background.start(parts.pools.end_session(SessionHandle("", request.request_id)))
             raise
         note_selection(span, request.request_id, selection)
         return selection
-
-
-def _request(prepared: Prepared, timeout_ms: float | None) -> SelectRequest:
-    prompt = prepared.prompt
-    return SelectRequest(
-        prepared.wire_id,
-        prompt.rendered.token_ids,
-        prepared.options.selection,
-        prepared.layout,
-        cache_salt=prompt.cache_salt,
-        decode=prepared.decode if prepared.uses_drafts else None,
-        envelope=Envelope(affinity=prepared.affinity, timeout_ms=timeout_ms),
-    )
 
 
 def explain(parts: Parts, outcome: Outcome, selection: Selection) -> None:
