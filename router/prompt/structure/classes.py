@@ -82,9 +82,11 @@ class Classes(NamedTuple):
         seen = np.append(np.unique(key, return_index=True)[1], -1)
         later = ordered & (seen[before] > seen[key])
         outer = ordered & ~later & (before == after) & (count < BODY * np.append(np.bincount(key), 0)[before])
+        speaks = among(codes[(shapes.cut - 1).clip(min=0)], ":\uff1a") & (shapes.cut < rows.end)
+        outer &= _share(key, title) >= MOSTLY
         field = ordered & ~later & ~outer
         alternate = _share(key, np.r_[False, False, key[2:] == key[:-2]][: key.size]) >= BODY  # two speakers
-        cycle = (later & ~alternate) | outer
+        cycle = ((later & ~alternate) | outer) & (worded | (_share(key, speaks) < BODY))
 
         edge, words = rows.fresh | rows.apart, shapes.strength < 0
         heading = edge & title & (size <= TITLE) & ~starts_small(first)
