@@ -1,6 +1,6 @@
 """Whether a target that has just started reads kept prompts at their original positions.
 
-No oracle is at hand, so the target is compared with itself. The probes need no trained model.
+The target is compared with itself. The probes need no trained model.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ Distribution = Mapping[int, float]
 async def find_failure(engine: TargetEngine, model: str, *, max_logprobs: int = CANDIDATES) -> str | None:
     """Why kept prompts cannot be trusted to `engine`, in one sentence; None if they can.
 
-    model: its folder or hub name. max_logprobs: vLLM's option of the engine; -1: no limit. An engine that is too short
-    for the prompts, or shows fewer than FEWEST candidates, is trusted. Raises SkimError if the engine fails.
+    max_logprobs: vLLM's option of the engine; -1: no limit. An engine that is too short for the prompts, or shows fewer
+    than FEWEST candidates, is trusted. Raises SkimError if the engine fails.
     """
     candidates = CANDIDATES if max_logprobs < 0 else min(CANDIDATES, max_logprobs)
     tokens = np.array(load_tokenizer(model)(TEXT, add_special_tokens=False).input_ids, np.int32)

@@ -36,10 +36,8 @@ class _Drafter:
 
 
 class DraftExchange:
-    """The connections to the drafters of the running requests. connect: creates the client for an address.
-
-    counters: exchanges (messages), and for each reason in FALLBACKS the rows that did not get their drafts.
-    """
+    """The connections to the drafters of the running requests. connect: creates the client for an address. counters:
+    exchanges (messages), and for each reason in FALLBACKS the rows that did not get their drafts."""
 
     def __init__(
         self, connect: Callable[[str], DraftClient], vocab_size: int, clock: Callable[[], float] = time.monotonic

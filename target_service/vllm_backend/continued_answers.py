@@ -32,10 +32,8 @@ def _extra(request: Any, key: str, default: Any) -> Any:
 
 
 class ContinuedAnswers:
-    """Scheduler mixin: the start of the answer becomes output tokens when the request is scheduled first.
-
-    The V2 runner takes output tokens of a new request as they are (`NewRequestData.prefill_token_ids`). The V1 runner
-    gets them from `continue_in_batch`.
+    """Scheduler mixin: the start of the answer becomes output tokens when the request is scheduled first. The V2 runner
+    takes these as they are (`NewRequestData.prefill_token_ids`), the V1 runner by `continue_in_batch`.
     """
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,10 +68,9 @@ class ContinuedAnswers:
 
 
 def continue_in_batch(runner: Any) -> None:
-    """Make the V1 `runner` take the start of an answer as output tokens. Call it when its input batch is final.
-
-    A seeded request goes on with the random numbers that come after those of these tokens
-    (vllm.v1.sample.ops.topk_topp_sampler.random_sample). The V2 runner's follow from seed and position.
+    """Make the V1 `runner` take the start of an answer as output tokens. Call it when its input batch is final. A
+    seeded request goes on with the random numbers after those of these tokens; the V2 runner's follow from seed and
+    position.
     """
     batch = runner.input_batch
     add = batch.add_request

@@ -1,9 +1,8 @@
 """A split target: the KV blocks of a prompt move from the prefilling engine to the decoding engine.
 
-vLLM's NixlConnector moves them. Its data about a request (`kv_transfer_params`) goes through the router as
-`GenerateOutput.kv_blocks` and `GenerateRequest.kv_blocks`. Both engines get the kept positions of the request, so block
-hashes and positions are right in both. The decoding engine computes blocks that do not arrive, also if the prefilling
-engine dies during the transfer (`read_from_one_thread`).
+vLLM's NixlConnector moves them. Its data about a request (`kv_transfer_params`) goes through the router as `kv_blocks`.
+Both engines get the kept positions of the request. The decoding engine computes blocks that do not arrive, also if the
+prefilling engine dies during the transfer.
 
 Run on CPU (UCX over loopback and shared memory), V1 runner. Not run: a GPU, several nodes.
 """
@@ -50,10 +49,9 @@ def read_from_one_thread(transfer: Any) -> None:
 
     The progress thread of NIXL's UCX backend closes the connection to a dead peer while another thread may be posting
     reads on it (nixlUcxEngine::sendXferRangeBatch), which ends in a segmentation fault. Without it, the worker advances
-    the transfers in each step. The prefilling half keeps its thread, because readers wait for it also while it runs no
-    steps. Seen on CPU, so it is the default there; on a GPU, TCP would move only a few MB per step.
-
-    transfer: the vLLM config's `kv_transfer_config`. A user's other connector, or `num_threads`, stays.
+    the transfers in each step. The prefilling half keeps its thread: readers wait for it also while it runs no steps.
+    The default on CPU alone; on a GPU, TCP would move only a few MB per step. A user's other connector, or
+    `num_threads`, stays.
     """
     if transfer is None or transfer.kv_connector != _CONNECTOR or transfer.kv_role != _ROLES["decode"]:
         return

@@ -1,8 +1,7 @@
 """Starts vLLM's AsyncLLM as a target engine. Refuses models whose positions cannot be restored.
 
 vLLM 0.29 supports remote drafts (custom_class) on its V1 runner only, without async scheduling. `remote_speculator`
-adds the V2 class. With RemoteDraftsConfig vLLM chooses the runner by its other rules: V2 wherever Triton is and no
-other feature needs V1.
+adds the V2 class. With RemoteDraftsConfig vLLM chooses the runner by its other rules.
 """
 
 import logging

@@ -1,7 +1,5 @@
-"""Remote drafting, independent of vLLM's model runner: follows the requests, asks the drafters, and counts.
-
-Only rank 0 of a tensor-parallel group does this. The other ranks receive its proposals.
-"""
+"""Remote drafting, independent of vLLM's model runner, on rank 0 of a tensor-parallel group: follows the requests, asks
+the drafters, and counts."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -20,11 +18,8 @@ REPORT = "skim_draft_report"
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """From the worker to the scheduler, by request id.
-
-    verified: drafts that the step verified, without masked places. wanted: places to reserve in the step after the
-    next one.
-    """
+    """From the worker to the scheduler, by request id. verified: drafts that the step verified, without masked places.
+    wanted: places to reserve in the step after the next one."""
 
     verified: dict[str, int]
     wanted: dict[str, int]
