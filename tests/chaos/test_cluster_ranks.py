@@ -123,9 +123,11 @@ async def address(model: str) -> AsyncIterator[str]:
     """The draft channel of a drafter that is the target itself, with a session for each temperature."""
     service = DraftService(ModelDrafter(model))
     server = DraftServer(service.handle, "127.0.0.1")
+    address = f"127.0.0.1:{await server.start()}"
     for temperature in TEMPERATURES:
-        service.read(f"session-{temperature}", kept_prompt(300, 50), None)
-    yield f"127.0.0.1:{await server.start()}"
+        session = SessionHandle(address, f"session-{temperature}")
+        service.begin(replace(kept_prompt(300, 50), session=session), "kept", None)
+    yield address
     await server.stop()
     await service.close()
 

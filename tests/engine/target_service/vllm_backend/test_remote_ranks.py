@@ -100,8 +100,8 @@ async def address(model: str, engine: VllmTarget) -> AsyncGenerator[str, None]:
     server = DraftServer(service.handle, "127.0.0.1")
     address = f"127.0.0.1:{await server.start()}"
     for prompt in prompts(address):
-        service.read(prompt.session.id, prompt, None)
-    service.read("sampled", prompts(address)[0], None)
+        service.begin(prompt, "kept", None)
+    service.begin(replace(prompts(address)[0], session=SessionHandle(address, "sampled")), "kept", None)
     yield address
     await server.stop()
     await service.close()
