@@ -52,12 +52,16 @@ class Engine:
         self.logger.record(state, None)
 
 
+def named_replica(name):
+    return SimpleNamespace(replica_id=SimpleNamespace(unique_id=name))
+
+
 @pytest.fixture
 def told(monkeypatch):
     """What the replica `name` tells of `engine`, as a target, or as the half of a split one."""
 
     async def tell(name, engine, **options):
-        monkeypatch.setattr(exposition, "_replica", lambda: name)
+        monkeypatch.setattr(exposition, "this_replica", lambda: named_replica(name))
         actor = await target(**options)
         monkeypatch.setattr(actor._engine, "metric_families", engine.registry.collect)
         return await actor.metrics("demo")
@@ -71,7 +75,7 @@ def router(config, monkeypatch):
     front = FrontMetrics(config, "demo", Admission(LocalMeter()))
 
     def tell(name="router-1"):
-        monkeypatch.setattr(exposition, "_replica", lambda: name)
+        monkeypatch.setattr(exposition, "this_replica", lambda: named_replica(name))
         return front.exposition()
 
     return SimpleNamespace(front=front, tell=tell)
