@@ -55,7 +55,6 @@ def _by_pool(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return target, speculator
 
 
-def _read(lines: Sequence[Sequence[str]], skim_flags: Collection[str]) -> list[tuple[dict[str, Any], frozenset[str]]]:
+def _read(lines: Sequence[Sequence[str]], skim_flags: Collection[str]) -> list[tuple[dict[str, Any], list[str]]]:
     """What each line gives, and the names whose value is vLLM's default, read by vLLM."""
-    read = front_process().ask("read_flags", lines=lines, own=sorted(skim_flags))
-    return [(line["given"], frozenset(line["at_default"])) for line in read]
+    return [(given, same) for given, same in front_process().ask("read_flags", lines=lines, own=sorted(skim_flags))]

@@ -5,7 +5,7 @@ A name is that of vLLM's flag, with underscores. What no table of readers names 
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -152,7 +152,7 @@ def for_engine(options: Mapping[str, Any], engine: str) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in of_others}
 
 
-def settings_of_flags(flags: Mapping[str, Any], pool: str, at_default: frozenset[str] = frozenset()) -> dict[str, Any]:
+def settings_of_flags(flags: Mapping[str, Any], pool: str, at_default: Collection[str] = ()) -> dict[str, Any]:
     """The deployment's settings, by dotted name, of flags of `vllm serve` for this pool, `target` or `speculator`.
 
     flags: plain values by option name. at_default: names whose value is vLLM's default, so that they ask for nothing.

@@ -104,7 +104,7 @@ def _words(name: str, value: Any, action: argparse.Action | None) -> list[str]:
     return [f"{flag}={value if isinstance(value, str) else json.dumps(value)}"]
 
 
-def given_flags(words: Sequence[str], own: Collection[str] = ()) -> tuple[dict[str, Any], frozenset[str]]:
+def given_flags(words: Sequence[str], own: Collection[str] = ()) -> tuple[dict[str, Any], list[str]]:
     """What a command line after `vllm serve` gives, `--config FILE` included: plain values by option name, and the
     names whose value is vLLM's default.
 
@@ -129,7 +129,7 @@ def given_flags(words: Sequence[str], own: Collection[str] = ()) -> tuple[dict[s
     given = {name: value for name, value in vars(root.parse_args(list(line))).items() if name != "subparser"}
     if adapters := given.get("lora_modules"):  # vLLM's own objects
         given["lora_modules"] = [{"name": adapter.name, "path": adapter.path} for adapter in adapters]
-    return given, frozenset(name for name in given if getattr(args, name) == defaults[name])
+    return given, [name for name in given if getattr(args, name) == defaults[name]]
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -16,12 +16,11 @@ from typing import Any, cast
 from skim_common.errors import SkimError
 
 
-def read_flags(lines: Sequence[Sequence[str]], own: Sequence[str]) -> list[dict[str, Any]]:
-    """lines: each the words of a command line. own: as in `given_flags`, whose results these are."""
+def read_flags(lines: Sequence[Sequence[str]], own: Sequence[str]) -> list[tuple[dict[str, Any], list[str]]]:
+    """As `given_flags`. lines: each the words of a command line."""
     from router.vllm_front.flags import given_flags
 
-    read = [given_flags(words, own) for words in lines]
-    return [{"given": given, "at_default": sorted(same)} for given, same in read]
+    return [given_flags(words, own) for words in lines]
 
 
 def check_front(

@@ -145,5 +145,5 @@ def test_a_file_that_prints_does_not_disturb_the_answers(tmp_path):
         check=True,
     )
     first, second = map(json.loads, ran.stdout.splitlines())
-    assert first["answer"] == [{"given": {"tool_parser_plugin": "prints.py"}, "at_default": []}]
+    assert first["answer"] == [[{"tool_parser_plugin": "prints.py"}, []]]
     assert "--no-such" in second["error"]
