@@ -28,6 +28,8 @@ def codes_of(text: str) -> Codes:
 
 def among(codes: Codes, characters: str) -> npt.NDArray[np.bool_]:
     """Which of the codes are one of the characters, bool [C]."""
+    if len(characters) <= 4:  # ten times as fast
+        return np.logical_or.reduce([codes == ord(character) for character in characters])
     table = np.zeros(0x10000, bool)  # np.isin takes ten times as long
     table[[ord(character) for character in characters]] = True
     return table[codes]
@@ -47,7 +49,7 @@ class Characters:
         self.small = np.array([point.islower() for point in points])
         self.letters = np.isin(kinds, ["L", "M"]) | np.array([point.isspace() for point in points])
         self.lower = np.array(
-            [ord(low) if len(low := point.lower()) == 1 else ord(point) for point in points], np.uint64
+            [ord(low) if len(low := point.lower()) == 1 else ord(point) for point in points], np.uint16
         )
         self.alone = np.zeros(0x10000, bool)
         for first, last in NO_SPACES:

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from kv_transfer.arrays import Int32Array, no_pairs
 from router.prompt.text.codes import Codes
+from router.prompt.text.words import hashes
 
 MIN_CHARACTERS = 4
 MOST_UNITS = 3
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def links_of(
@@ -58,11 +58,4 @@ def _identifiers(codes: Codes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.ui
     starts, ends = edges[::2], edges[1::2]
     marked = np.r_[0, np.cumsum(inside & ~small)]  # digits, underscores and capitals
     chosen = (ends - starts >= MIN_CHARACTERS) & (marked[ends] - marked[starts] > capital[starts])
-    starts, ends = starts[chosen], ends[chosen]
-    if not starts.size:
-        return starts, np.empty(0, np.uint64)
-    lengths = ends - starts
-    place = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    characters = codes[np.repeat(starts, lengths) + place].astype(np.uint64)
-    powers = np.cumprod(np.full(lengths.max(), _MULTIPLIER))  # uint64, modulo 2^64
-    return starts, np.add.reduceat(characters * powers[place], np.cumsum(lengths) - lengths)
+    return starts[chosen], hashes(codes, starts[chosen], (ends - starts)[chosen])

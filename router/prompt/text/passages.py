@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kv_transfer.arrays import Int32Array
 from kv_transfer.passages import reach_of
-from router.prompt.text.codes import WHITE, Codes, among, known_characters
+from router.prompt.text.codes import Codes, known_characters
 from router.prompt.text.words import Numbers, TermIndex
 
 PROSE_LETTERS = 0.75
@@ -18,7 +18,7 @@ PROSE_LETTERS = 0.75
 APART = 1 << 20
 """Tokens. Nothing is spread over such a gap."""
 BLANK_LINE, OTHER = 60, 30
-"""Tokens. The gap at a blank line, and between units of which one is no prose."""
+"""Tokens. The gap at a blank line, and between units of which one is no prose. Chosen on papers, which have tables."""
 NEAR, FREQUENT = 3, 8
 PRIOR, LIKELY = 2, 1.5
 """So many pairs, of a text that reads on a little, count besides those of the text."""
@@ -45,40 +45,30 @@ class TextPassages:
 
     @classmethod
     def of(
-        cls, index: TermIndex, codes: Codes, begins: Numbers, tokens: Numbers, indents: Int32Array
+        cls, index: TermIndex, codes: Codes, begins: Numbers, tokens: Numbers, breaks: Numbers, indents: Int32Array
     ) -> "TextPassages":
         """index: of the units. codes: of the text. begins: the first character of each unit [U]. tokens: of each unit
-        [U]. indents: as in TextLayout [U].
+        [U]. breaks, indents: as in TextUnits.
 
         What is indented, or has few letters, is no prose. Nothing is spread over borders of a kind at which this text
         does not read on (`_reads_on`), nor in code.
         """
-        droppable = index.droppable
-        lines, blank = (_between(codes, marks, begins) for marks in (codes == ord("\n"), _blank_lines(codes)))
-        kinds = np.where(blank, 2, np.where(lines, 1, 0))
+        droppable, kinds = index.droppable, breaks.clip(max=2)
         within, at_line, at_blank = _reads_on(index, kinds)
-        reach = np.full(begins.size, reach_of(int(tokens.sum())))
+        reach = np.full(tokens.size, reach_of(int(tokens.sum())))
         if at_blank < PARTED * within:
-            passage = np.cumsum(blank)
+            passage = np.cumsum(kinds == 2)
             sizes = np.bincount(passage, tokens)[passage]
             reach = np.minimum(reach, np.maximum(LEAST_REACH, PASSAGE_SHARE * sizes))
-        if droppable.any() and (indents[droppable] > 0).mean() > MOST_INDENTED:
-            return cls(tokens, np.full(begins.size, APART, np.int32), reach)
-        gap_of = np.array(
-            [
-                0 if within >= READS_ON else APART,
-                0 if at_line >= READS_ON else APART,
-                BLANK_LINE if at_blank >= READS_ON_AFTER_BLANK else APART,
-            ],
-            np.int32,
-        )
-        ends = np.append(begins[1:], codes.size)
+        gap_of = np.full(3, APART, np.int32)
+        if not droppable.any() or (indents[droppable] > 0).mean() <= MOST_INDENTED:  # no code
+            gap_of[[within >= READS_ON, at_line >= READS_ON, False]] = 0
+            gap_of[2] = BLANK_LINE if at_blank >= READS_ON_AFTER_BLANK else APART
         letters = np.r_[0, np.cumsum(known_characters().letters[codes])]
+        ends = np.append(begins[1:], codes.size)
         prose = (letters[ends] - letters[begins] >= PROSE_LETTERS * (ends - begins)) & (indents == 0)
-        gaps = gap_of[kinds]
-        gaps[1:] = np.where(prose[1:] & prose[:-1], gaps[1:], np.maximum(gaps[1:], OTHER))
-        gaps[1:][~(droppable[1:] & droppable[:-1])] = APART
-        gaps[:1] = APART
+        gaps = np.where(prose & np.r_[True, prose[:-1]], gap_of[kinds], np.maximum(gap_of[kinds], OTHER))
+        gaps[~(droppable & np.r_[False, droppable[:-1]])] = APART
         return cls(tokens, gaps, reach)
 
 
@@ -106,19 +96,3 @@ def _reads_on(index: TermIndex, kinds: npt.NDArray[np.integer]) -> tuple[float, 
         expected += np.bincount(strongest[follows], minlength=3) * chance
     within, at_line, at_blank = ((seen + PRIOR * LIKELY) / (expected + PRIOR)).tolist()
     return within, at_line, at_blank
-
-
-def _between(codes: Codes, marked: npt.NDArray[np.bool_], begins: Numbers) -> npt.NDArray[np.bool_]:
-    """Whether a marked character stands between the text before and after the beginning of each unit, bool [U]."""
-    filled = np.flatnonzero(~among(codes, WHITE))
-    before = np.searchsorted(filled, begins)
-    first = np.append(0, filled + 1)[before]
-    last = np.append(filled, codes.size)[before]
-    marks = np.r_[0, np.cumsum(marked)]
-    return marks[last] > marks[first]
-
-
-def _blank_lines(codes: Codes) -> npt.NDArray[np.bool_]:
-    """Where a line break follows another one, bool [C]."""
-    breaks = codes == ord("\n")
-    return breaks & np.r_[False, breaks[:-1]]

@@ -50,10 +50,12 @@ WIDE_CLOSING = "\u300d\u300f\uff09\u3011\u3009\u300b\u201d\u2019"
 
 class TextUnits(NamedTuple):
     """starts: int32 [U], the first token of each unit, ascending from 0. indents: int32 [U], of the line in which each
-    begins. links: int32 [L, 2], `links_of`. headings: int32 [U], `Labels.headings`."""
+    begins. breaks: int64 [U], the line breaks before the text of each. links: int32 [L, 2], `links_of`. headings: int32
+    [U], `Labels.headings`."""
 
     starts: Int32Array
     indents: Int32Array
+    breaks: npt.NDArray[np.int64]
     links: Int32Array
     headings: Int32Array
 
@@ -82,11 +84,10 @@ def with_units(
         layout = replace(layout, protected=spans_of(kept))
     protected = [*layout.protected.tolist(), (begin, prompt_tokens)]
     edges = layout.rate_spans.ravel()
-    starts, indents, links, headings = text_units(
-        text, ranges, edges, protected, layout.questions, messages, unnamed, codes=codes
-    )
-    words = _words_of(layout, codes, ranges, starts, indents, headings, protected)
-    return replace(layout, units=starts, indents=indents, links=links, headings=headings, **words)
+    units = text_units(text, ranges, edges, protected, layout.questions, messages, unnamed, codes=codes)
+    words = _words_of(layout, codes, ranges, units, protected)
+    found = {"units": units.starts, "indents": units.indents, "links": units.links, "headings": units.headings}
+    return replace(layout, **found, **words)
 
 
 def _word_begin(codes: Codes, begins: npt.NDArray[np.int64], token: int) -> int:
@@ -105,25 +106,25 @@ def _words_of(
     layout: TextLayout,
     codes: Codes,
     ranges: CharRanges,
-    starts: Int32Array,
-    indents: Int32Array,
-    headings: Int32Array,
+    units: TextUnits,
     protected: Sequence[Span],
 ) -> dict[str, Any]:
     """Of the layout: `gaps`, `words`, `placed`. A short label counts with the text after it. protected: as in
     `text_units`."""
+    starts, headings = units.starts, units.headings
     tokens = np.diff(starts, append=len(ranges))
     begins_text = headings != np.arange(starts.size) - 1
     begins_text[1:] |= tokens[:-1] >= MIN_TOKENS
     begins_text[:1] = True
     text_of = np.cumsum(begins_text) - 1
-    starts, indents = starts[begins_text], indents[begins_text]
+    starts = starts[begins_text]
     tokens = np.diff(starts, append=len(ranges))
     droppable = np.logical_or.reduceat(~mask_of(protected, len(ranges)), starts)
-    begins = np.maximum.accumulate(ranges[:, 0])[starts]
     words = TextWords.of(codes)
+    begins = np.maximum.accumulate(ranges[:, 0])[starts]
     index = TermIndex(words, begins, droppable)
-    passages = TextPassages.of(index, codes, begins, tokens, indents)
+    of_lines = units.breaks[begins_text], units.indents[begins_text]
+    passages = TextPassages.of(index, codes, begins, tokens, *of_lines)
     asked = [words.asked(codes, ranges[first, 0], ranges[last - 1, 1]) for first, last in layout.questions.tolist()]
     scores, placed = word_scores(index, passages, asked)
     gaps = np.where(begins_text, passages.gaps[text_of], 0).astype(np.int32)
@@ -170,7 +171,8 @@ def text_units(
     links = links_of(codes, begins, starts, ~mask_of(protected, begins.size), questions)
     named = np.logical_or.reduceat(~mask_of(unnamed, begins.size), starts)
     headings = labels.headings(begins, lines.filled, starts, named)
-    return TextUnits(starts.astype(np.int32), lines.at(begins[starts])[0].astype(np.int32), links, headings)
+    indents, breaks, _ = lines.at(begins[starts])
+    return TextUnits(starts.astype(np.int32), indents.astype(np.int32), breaks, links, headings)
 
 
 def _line_and_sentence_starts(codes: Codes, text: str) -> npt.NDArray[np.int64]:

@@ -29,6 +29,17 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 Numbers = npt.NDArray[np.int64]
 
 
+def hashes(characters: npt.NDArray[np.unsignedinteger], starts: Numbers, sizes: Numbers) -> npt.NDArray[np.uint64]:
+    """A hash of the characters [C] of each of the parts that begin at `starts` and have `sizes` > 0 of them [P]."""
+    if not starts.size:
+        return np.empty(0, np.uint64)
+    first = np.cumsum(sizes) - sizes
+    place = np.arange(sizes.sum()) - np.repeat(first, sizes)
+    powers = np.cumprod(np.full(sizes.max(), _MULTIPLIER))  # modulo 2^64
+    values = characters[np.repeat(starts, sizes) + place].astype(np.uint64) + np.uint64(1)
+    return np.add.reduceat(values * powers[place], first)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TextWords:
     """Where each word of a text begins [W], ascending, where it ends [W], and the number of its term [W], from 0.
@@ -46,18 +57,13 @@ class TextWords:
         known = known_characters()
         inside, alone = known.word[codes], known.alone[codes]
         begins = inside & (alone | ~np.r_[False, inside[:-1] & ~alone[:-1]])
-        stops = np.flatnonzero(np.r_[begins[1:] | ~inside[1:], True] & inside) + 1
         starts = np.flatnonzero(begins)
-        ends = stops[np.searchsorted(stops, starts, "right")]
-        ends = ends + (alone[starts] & np.r_[alone, False][ends])
-        digits = np.r_[0, np.cumsum(known.digit[codes])]
-        has_digit = digits[ends] > digits[starts]
+        ends = np.flatnonzero(np.r_[begins[1:] | ~inside[1:], True] & inside) + 1
+        ends += alone[starts] & np.r_[alone, False][ends]
+        has_digit = np.logical_or.reduceat(known.digit[codes], starts) if starts.size else np.zeros(0, bool)
         sizes = np.minimum(ends - starts, np.where(has_digit, LONGEST, STEM))
-        lower, keys = known.lower[codes], np.zeros(starts.size, np.uint64)
-        for place in range(LONGEST):
-            has = np.flatnonzero(sizes > place)
-            keys[has] = (keys[has] + lower[starts[has] + place] + np.uint64(1)) * _MULTIPLIER
-        terms = np.unique(keys, return_inverse=True)[1]
+        lower = known.lower[codes]
+        terms = np.unique(hashes(lower, starts, sizes), return_inverse=True)[1]
         is_name = (lower[starts] != codes[starts]) | (has_digit & (sizes >= NUMBER))
         return cls(starts, ends, terms, 2 * np.bincount(terms, is_name) > np.bincount(terms))
 

@@ -29,16 +29,16 @@ def breaks_in_sentences(codes: Codes) -> npt.NDArray[np.int64]:
     codes = np.append(codes, np.uint16(ord("\n")))
     starts, ends = np.r_[0, breaks + 1], np.r_[breaks, codes.size - 1]
     ends = ends - ((codes[ends - 1] == ord("\r")) & (ends > starts))
-    sizes, letter = ends - starts, known.letters & known.word
+    sizes, letter, space = ends - starts, known.letters & known.word, known.letters & ~known.word
     kinds = known.letters[codes], _inner_marks(codes), among(codes, SIGNS)
-    letters, marks, signs = (marked[ends] - marked[starts] for marked in (np.r_[0, np.cumsum(kind)] for kind in kinds))
+    letters, marks, signs = (np.add.reduceat(kind, starts, dtype=np.int32) for kind in kinds)
     after = (starts + 1).clip(max=codes.size - 1)
     plain = (sizes <= LONGEST) & (signs == 0)
     plain &= letter[codes[starts]] & known.letters[codes[after]]  # not the sign of an item
     width = sizes * (sizes <= LONGEST)
     for _ in range(NEAR):
         width = np.maximum.reduce([width, np.r_[width[1:], 0], np.r_[0, width[:-1]]])
-    spaces = np.append(np.flatnonzero(known.letters[codes] & ~letter[codes]), codes.size)
+    spaces = np.append(np.flatnonzero(space[codes]), codes.size)
     words = spaces[np.searchsorted(spaces, starts)] - starts
     full = (sizes[:-1] >= SHORTEST) & (sizes[:-1] + 1 + words[1:] > (1 - RAGGED) * width[:-1])
     goes_on = full & plain[:-1] & plain[1:]
@@ -48,7 +48,7 @@ def breaks_in_sentences(codes: Codes) -> npt.NDArray[np.int64]:
     small = np.bincount(run[:-1], inside & known.small[codes[starts[1:]]], run[-1] + 1)
     prose = (continued >= LEAST_BREAKS) & (small >= LOWER * continued)
     prose &= np.bincount(run, marks) >= INNER_MARKS * np.bincount(run)
-    prose &= np.bincount(run, letters) >= PROSE_LETTERS * np.bincount(run, sizes)
+    prose &= np.bincount(run, letters) >= PROSE_LETTERS * np.bincount(run, sizes + 1)
     return breaks[inside & prose[run[:-1]]]
 
 

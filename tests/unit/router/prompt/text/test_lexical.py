@@ -115,7 +115,8 @@ def passages_in(units, indents=None, droppable=None):
     indented = np.array(indents or [0] * len(units), np.int32)
     may_drop = np.ones(len(units), bool) if droppable is None else droppable
     index = TermIndex(TextWords.of(codes), starts, may_drop)
-    return TextPassages.of(index, codes, starts, np.full(len(units), 10), indented)
+    breaks = np.array([0, *(unit.count("\n") for unit in units[:-1])])
+    return TextPassages.of(index, codes, starts, np.full(len(units), 10), breaks, indented)
 
 
 def gaps_in(*given):
@@ -182,7 +183,7 @@ BIRTHPLACE = "Who governs the birthplace of Ada Byron?"
 
 def test_names_of_the_best_units_search_again():
     """Only the first sentence shares a name with the question; it names the town whose mayor is asked for."""
-    found = scored([*TOWNS, *HILLS, *MAYORS], BIRTHPLACE, gaps=100 * OTHER)
+    found = scored([*TOWNS, *HILLS, *MAYORS], BIRTHPLACE, gaps=50 * BLANK_LINE)
     assert np.argsort(-found)[:2].tolist() == [0, len(found) - 2]
     code = scored([*TOWNS, *HILLS, *MAYORS], BIRTHPLACE, gaps=APART)
     assert code[-2] < TRACE * code[0]
@@ -192,9 +193,9 @@ def test_names_of_the_question_and_other_words_lead_nowhere(monkeypatch):
     units = [*TOWNS, *HILLS, *MAYORS]
     named = BIRTHPLACE + " Was she born in Kestrel Bay in 1815?"
     lower = [text.replace("Kestrel Bay", "kestrel bay") for text in units]
-    twice = scored(units, named, gaps=OTHER), scored(lower, BIRTHPLACE, gaps=OTHER)
+    twice = scored(units, named, gaps=BLANK_LINE), scored(lower, BIRTHPLACE, gaps=BLANK_LINE)
     monkeypatch.setattr(lexical, "SECOND_HOP", 0)
-    assert np.array_equal(twice, [scored(units, named, gaps=OTHER), scored(lower, BIRTHPLACE, gaps=OTHER)])
+    assert np.array_equal(twice, [scored(units, named, gaps=BLANK_LINE), scored(lower, BIRTHPLACE, gaps=BLANK_LINE)])
 
 
 def test_names_in_many_units_lead_nowhere():
