@@ -95,7 +95,7 @@ def needs_whole_text(task: str) -> bool:
     """
     task = without_options(task).replace("\uff1a", ":")
     clauses = (line.partition(":")[0] for line in task.split("\n"))
-    requests = "\n".join(clause for clause in clauses if asks(clause, 0, len(clause)))
+    requests = "\n".join(clause for clause in clauses if asks(clause))
     return bool(_SHORT_FORMS.search(task)) or max(map(whole_text_score, (_LABEL.sub(r"\1 ", task), requests))) > 0
 
 

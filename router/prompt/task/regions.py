@@ -1,21 +1,21 @@
-"""Regions of a user's text: what a tag or a fence encloses, and the members of a JSON prompt.
-
-Pure functions on a text and character ranges. The work is linear in the text.
-"""
+"""Regions of a user's text: what a tag or a fence encloses, and the members of a JSON prompt. Linear in the text."""
 
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import re2
 
 from router.prompt.markers import CharSpan
+from router.prompt.task.blocks import blocks_between, size_of
+from router.prompt.task.words import RULES_NAME, TASK_NAME
 
 FENCE, STRING = "```", '"'
 """Names of regions that are no tags."""
-NEARLY_ALL = 0.9
-"""A region with more than this share of a text may be the envelope of the whole prompt."""
+NEARLY_ALL, MOST_ENVELOPES = 0.9, 4
+"""A region with more than this share of a text may be the envelope of the whole prompt. So many inside each other are
+opened."""
 
 _MARK = re2.compile(
     r"(?m)^ {0,3}(?:`{3,}|~{3,})[^\n`]*$|^[ \t]*<[A-Za-z][^\s<>/]*(?:\s[^<>\n]*|/)?>|</[A-Za-z][^\s<>/]*>"
@@ -25,14 +25,40 @@ _LONG_MEMBER = 512
 """Characters. A longer member of a prompt that is one JSON value is a region."""
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """start, end: with both marks. inner: between the marks. name: of the tag or the member, FENCE or STRING."""
 
     name: str
     start: int
     end: int
     inner: CharSpan
+
+    @property
+    def kind(self) -> str:
+        """ "task" or "rules" by its name, else ""."""
+        return "task" if TASK_NAME.fullmatch(self.name) else "rules" if RULES_NAME.fullmatch(self.name) else ""
+
+
+def divided(text: str, parts: Sequence[CharSpan], most: int) -> list[tuple[CharSpan, Region | None]]:
+    """The ranges of parts, in order, each with the region that it is. An envelope, which is a tag or a fence around the
+    whole part, is opened, unless a task is around it, or it encloses at most so many bytes of a task or of rules."""
+    ranges: list[tuple[CharSpan, Region | None]] = []
+    for part in parts:
+        for _ in range(MOST_ENVELOPES):
+            regions = regions_of(text, part)
+            edges = [part[0], *(edge for one in regions for edge in (one.start, one.end)), part[1]]
+            gaps = [gap for gap in zip(edges[::2], edges[1::2], strict=True) if text[slice(*gap)].strip()]
+            ranges += [(gap, None) for gap in gaps]
+            if len(regions) != 1 or regions[0].end - regions[0].start <= NEARLY_ALL * (part[1] - part[0]):
+                break
+            if regions[0].kind and size_of(text, *part) <= most:
+                break
+            if any(block.sign for gap in gaps for block in blocks_between(text, *gap, "around")):
+                break
+            part = regions[0].inner
+            regions = []
+        ranges += [((one.start, one.end), one) for one in regions]
+    return sorted(ranges, key=lambda found: found[0])
 
 
 def regions_of(text: str, part: CharSpan) -> list[Region]:
@@ -42,28 +68,27 @@ def regions_of(text: str, part: CharSpan) -> list[Region]:
     if stripped[:1] + stripped[-1:] in ("{}", "[]") and (members := _members(stripped, first + inner.index(stripped))):
         return [member for member in members if member.end - member.start > _LONG_MEMBER]
     found: list[Region] = []
-    opened: list[tuple[str, CharSpan]] = []
+    opened: list[tuple[str, int, int]] = []
     names = Counter[str]()
     fence = ""  # the marks inside of a fence are text
     for mark in _MARK.finditer(inner):
-        place = (first + mark.start(), first + mark.end())
-        sign = mark[0].lstrip(" \t")
-        if sign[0] != "<" and not fence:
-            fence = sign[: len(sign) - len(sign.lstrip(sign[0]))]
-            opened.append((FENCE, place))
-        elif sign[0] != "<":
-            if sign.startswith(fence):
-                fence = ""
-                _close(found, opened, names, FENCE, place)
-        elif fence:
+        sign, start, end = mark[0].lstrip(" \t"), first + mark.start(), first + mark.end()
+        if fence and not sign.startswith(fence):
             continue
-        elif sign[1] == "/":
-            if names[name := sign[2:-1]]:
-                _close(found, opened, names, name, place)
-        elif not sign.endswith("/>"):
-            name = sign[1:-1].split(maxsplit=1)[0]
-            opened.append((name, place))
-            names[name] += 1
+        name = FENCE if sign[0] != "<" else sign.strip("</>").split(maxsplit=1)[0]
+        if not fence and sign[:2] != "</":
+            if not sign.endswith("/>"):
+                opened.append((name, start, end))
+                names[name] += 1
+                fence = sign[: len(sign) - len(sign.lstrip(sign[0]))] if name == FENCE else ""
+        elif names[name]:
+            fence, last, last_start, inside = "", "", start, end
+            while last != name:
+                last, last_start, inside = opened.pop()
+                names[last] -= 1
+            while found and found[-1].start >= last_start:
+                found.pop()
+            found.append(Region(name, last_start, end, (inside, start)))
     return found
 
 
@@ -71,54 +96,28 @@ def _members(value: str, first: int) -> list[Region]:
     """The values of a JSON object or array that begins at `first`, each with its key; none if it only begins and ends
     like one. Of a string, the inner part is what it says."""
     found: list[Region] = []
-    place = _after_space(value, 1)
+
+    def after(place: int, sign: str = "") -> int:
+        """The next place that is no white space, behind a sign; the end without the sign."""
+        for part in (sign, ""):
+            while value[place : place + 1].isspace():
+                place += 1
+            if not value.startswith(part, place):
+                return len(value)
+            place += len(part)
+        return place
+
+    place = after(0, value[0])
     try:
         while place < len(value) - 1:
             key = STRING
             if value[0] == "{":
-                if value[place] != STRING:
-                    return []
                 key, place = _JSON.raw_decode(value, place)
-                place = _after_space(value, place)
-                if value[place] != ":":
-                    return []
-                place = _after_space(value, place + 1)
-            start, quoted = place, value[place] == STRING
-            _, place = _JSON.raw_decode(value, start)
-            whole = (first + start, first + place)
-            found.append(Region(key, *whole, (whole[0] + quoted, whole[1] - quoted)))
-            place = _after_space(value, place)
-            if value[place] != "," and place < len(value) - 1:
-                return []
-            place = _after_space(value, place + 1)
+                place = after(place, ":")
+            start, quoted = first + place, value[place] == STRING
+            _, place = _JSON.raw_decode(value, place)
+            found.append(Region(str(key), start, first + place, (start + quoted, first + place - quoted)))
+            place = after(place) if after(place) == len(value) - 1 else after(place, ",")
     except (ValueError, IndexError, RecursionError):
         return []
-    return found
-
-
-def _after_space(text: str, place: int) -> int:
-    """The first place from this one on without white space."""
-    while text[place : place + 1].isspace():
-        place += 1
-    return place
-
-
-def _close(
-    found: list[Region], opened: list[tuple[str, CharSpan]], names: Counter[str], name: str, mark: CharSpan
-) -> None:
-    """Close the last open mark with this name, and drop those that were opened after it."""
-    while opened:
-        last, (start, end) = opened.pop()
-        names[last] -= last != FENCE
-        if last == name:
-            while found and found[-1].start >= start:
-                found.pop()
-            found.append(Region(name, start, mark[1], (end, mark[0])))
-            return
-
-
-def envelope(part: CharSpan, regions: Sequence[Region]) -> Region | None:
-    """The only region of a part, if it encloses nearly all of it."""
-    if len(regions) != 1 or regions[0].end - regions[0].start <= NEARLY_ALL * (part[1] - part[0]):
-        return None
-    return regions[0]
+    return found if place == len(value) - 1 else []

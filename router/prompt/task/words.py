@@ -1,10 +1,8 @@
 """Words and signs of a request, in some languages. They help `speech`, which works without them, too."""
 
-from collections.abc import Iterator
+from enum import IntEnum
 
 import re2
-
-from router.prompt.markers import CharSpan
 
 _SIGNS = (
     r"?？؟\x{37e}\x{55e}\x{1367}\x{1945}\x{203d}\x{2047}-\x{2049}\x{2cfa}\x{2cfb}\x{2e2e}\x{a60f}\x{a6f7}\x{fe56}"
@@ -12,18 +10,24 @@ _SIGNS = (
 )
 MARK = rf"(?:[{_SIGNS}]|\p{{Greek}};)"
 """A question mark of any script. A semicolon is one behind a Greek letter alone."""
-_MARKS = re2.compile(MARK)
+MARKS = re2.compile(MARK)
 
 TASK_NAME = re2.compile(
     r"(?i)((user|original|final|main|your|the|current)[_-]?)?(task|question|query|querie|instruction|request|issue(_description)?"
     r"|problem(_statement)?|goal|objective)s?|user[_-](input|message|prompt)|(task|question)[_-](description|text)"
 )
 """The names of tags around a task."""
-RULES_NAME = re2.compile(
-    r"(?i)((system|output|response|answer|user|important|custom)[_-]?)?(rule|guideline|requirement|constraint|format|reminder"
-    r"|instruction|note)s?|environment[_-]details|persona|role"
+_RULES = (
+    r"(?:[\pL\pN]+[_-])*(?:rule|guideline|requirement|constraint|format|reminder|instruction|note|convention)s?"
+    r"|[\pL\pN]+(?-i:Rules|Guidelines|Reminder|Instructions)|environment[_-](?:details|context|info)|persona|role"
 )
+RULES_NAME = re2.compile(rf"(?i)(?:{_RULES})")
 """The names of tags around rules and around a client's own notes."""
+RULES_FIRST = re2.compile(
+    rf"(?i)\s*(?:<(?:{_RULES})[\s>]|[^\n?<]*(\b(?:AGENTS|CLAUDE|GEMINI|CONVENTIONS|copilot-instructions)\.md"
+    r"|\.(?:cursor|cline|windsurf)rules)\b[^\n?]*\n)"
+)
+"""The beginning of a client's copy of rules: such a tag, or a line with the name of a project's file (the group)."""
 
 PERSONA = re2.compile(r"(?i)(?:[^\pL\pN_]*(?:you are|you're|act as)(?:[^\pL\pN_.\n][^.\n]*)?(?:\.|$))+")
 """A text of the system that only says who the assistant is."""
@@ -83,77 +87,58 @@ _EARLIER = re2.compile(
 _ENDS = re2.compile(r"(?:か|ください|십시오|세요|吗|呢)[。.!！\s]{0,4}$")
 _FIRST, _LAST = 96, 16
 """So many characters are searched for a label, and for the end of a request."""
-FEW_LETTERS = 20
+FEW_LETTERS, FEWER_LETTERS = 20, 12
 """A block with fewer letters that has no question mark is no task: "Answer:", "Thanks!", "Continue.". A letter outside
 of ASCII counts twice, because a word has fewer of them in many scripts."""
-_OPTION = re2.compile(r"(?m)^[ \t]*[(\[]?([A-Ja-j])[.):\]][ \t]+\S[^\n]*\n?")
+_OPTION = re2.compile(r"(?m)^[ \t]*[(\[]?[A-Ja-j][.):\]][ \t]+\S[^\n]*\n?")
 
 
-def has_mark(text: str, start: int, end: int) -> bool:
-    """Whether a range has a question mark."""
-    part = text[start:end]
-    return "?" in part or (not part.isascii() and bool(_MARKS.search(part)))
+class Sign(IntEnum):
+    """By what a text shows that it is a task, from weak to sure: its place alone, that it says something, the first
+    word of a request, a label such as "Question:", a question mark."""
+
+    NONE = 0
+    PLACE = 1
+    PLAIN = 2
+    VERB = 3
+    LABEL = 4
+    MARK = 5
 
 
-def marks_of(text: str, start: int, end: int) -> Iterator[CharSpan]:
-    """The question marks of a range."""
-    return ((start + mark.start(), start + mark.end()) for mark in _MARKS.finditer(text[start:end]))
+def sign_of(part: str) -> Sign:
+    """A request of few letters is PLAIN, unless it says how to go on: "Continue." belongs to an earlier task."""
+    if has_mark(part):
+        return Sign.MARK
+    letters = sum(letter.isalnum() * (1 if letter.isascii() else 2) for letter in part[:_FIRST])
+    is_label, requests = is_labelled(part), _requests(part)
+    if letters >= FEW_LETTERS and (is_label or requests):
+        return Sign.LABEL if is_label else Sign.VERB
+    if not is_label and (not _EARLIER.match(part) if requests else letters >= FEWER_LETTERS):
+        return Sign.PLAIN
+    return Sign.NONE
 
 
-def asks_surely(text: str, start: int, end: int) -> bool:
-    """Whether a block has a question mark, or a label first. A text of prose has few of these."""
-    return has_mark(text, start, end) or is_labelled(text, start, end)
+def asks(part: str) -> bool:
+    """Whether a text has a question mark, a label first, or the words of a request."""
+    return has_mark(part) or is_labelled(part) or _requests(part)
 
 
-def is_labelled(text: str, start: int, end: int) -> bool:
-    """Whether a block begins with a label such as "Question:"."""
-    return bool(_LABELLED.match(text[start : min(end, start + _FIRST)]))
+def is_labelled(part: str) -> bool:
+    """Whether a text begins with a label such as "Question:"."""
+    return bool(_LABELLED.match(part[:_FIRST]))
 
 
-def belongs_to_earlier(text: str, start: int, end: int) -> bool:
-    """Whether a request of few letters says how to go on, such as "Continue." or "Answer:"."""
-    return is_labelled(text, start, end) or bool(_EARLIER.match(text[start:end]))
+def _requests(part: str) -> bool:
+    return bool(_BEGINS.match(part)) or (not part[-_LAST:].isascii() and bool(_ENDS.search(part[-_LAST:])))
 
 
-def asks(text: str, start: int, end: int) -> bool:
-    """Whether a block of text looks like a task: `asks_surely`, or it begins with a word of a request."""
-    if asks_surely(text, start, end) or _BEGINS.match(text[start:end]):
-        return True
-    tail = text[max(start, end - _LAST) : end]
-    return not tail.isascii() and bool(_ENDS.search(tail))
-
-
-def says_something(text: str, start: int, end: int) -> bool:
-    """Whether a text has letters for a task."""
-    left = FEW_LETTERS
-    for letter in text[start:end]:
-        left -= letter.isalnum() * (1 if letter.isascii() else 2)
-        if left <= 0:
-            return True
-    return False
-
-
-def can_be_task(text: str, start: int, end: int) -> bool:
-    """Whether a text that is no task by itself can be one where there is no other."""
-    return says_something(text, start, end) or (asks(text, start, end) and not belongs_to_earlier(text, start, end))
-
-
-def options_of(text: str, start: int = 0, end: int | None = None) -> list[CharSpan]:
-    """The lines with the options A, B, C of a question of choice, in order; none if there are fewer than two, or if the
-    letters do not follow each other."""
-    found: list[CharSpan] = []
-    for match in _OPTION.finditer(text[start:end]):
-        if ord(match[1].lower()) - ord("a") == len(found):
-            found.append((start + match.start(), start + match.end()))
-    return found if len(found) > 1 else []
+def has_mark(part: str) -> bool:
+    """Whether a text has a question mark."""
+    return "?" in part or (not part.isascii() and bool(MARKS.search(part)))
 
 
 def without_options(text: str) -> str:
-    """The text without the lines of its options: what they say is no task. A text that asks nothing else keeps them:
-    "Do this:", with a list of tasks."""
-    parts, place = [], 0
-    for start, end in options_of(text):
-        parts.append(text[place:start])
-        place = end
-    rest = "".join([*parts, text[place:]])
-    return rest if has_mark(rest, 0, len(rest)) else text
+    """The text without the lines of the options A, B, C of a question of choice: what they say is no task. A text that
+    asks nothing else keeps them: "Do this:", with a list of tasks."""
+    rest, count = _OPTION.subn("", text)
+    return rest if count > 1 and has_mark(rest) else text

@@ -170,7 +170,7 @@ def test_a_sentence_of_a_speaker_is_no_task(asked):
     ],
 )
 def test_a_question_may_end_with_a_full_stop(text, is_task):
-    assert asks(text, 0, len(text)) == is_task
+    assert asks(text) == is_task
 
 
 @pytest.mark.parametrize("name", ["", "Task: ", "Here is what my client wants to know: "])
@@ -285,7 +285,6 @@ FORMS_OF_PEOPLE = {
     "no sentence": ("{text}\n\nweight compass, in kilograms", "weight compass, in kilograms"),
     "1,500 characters, first": (f"{LONG_ORDER}\n\n{{text}}", LONG_ORDER.strip()),
     "under a rule": ("{text}\n------------\nREMEMBER: no guesses.\n\n" + TASK, "REMEMBER: no guesses."),
-    "before a rule": (f"{TASK}\n\nA hint for you. {'It is long. ' * 30}\n=====\n{{text}}", "A hint for you."),
     "a label of two words": ("{text}\n\nUser task: the weight of it\nAnswer:", "User task: the weight of it"),
     "among blank lines": (
         f"Rules:\n\n{RULES[0]}\n\n{RULES[1]}\n\n{{text}}\n\n{TASK}",
@@ -300,15 +299,7 @@ def test_speech_is_found_by_its_place_and_its_size(form):
     spans, tasks = speech_of(template.format(text=PARAGRAPHS))
     assert expected in spans
     assert len(spans) < len(expected) + 1500
-    assert form[:4] in ("unde", "befo", "amon") or any(expected in task for task in tasks)
-
-
-@pytest.mark.parametrize("question", [f"{TASK} The notes begin here. {{first}}", "{first} That was all of it. " + TASK])
-def test_of_a_long_paragraph_only_the_sentences_around_a_question_are_the_task(question):
-    first = PARAGRAPHS.partition("\n\n")[0]
-    text = question.format(first=first)
-    _, tasks = speech_of(f"{text}\n\n{PARAGRAPHS}" if text.startswith(TASK) else f"{PARAGRAPHS}\n\n{text}")
-    assert [TASK in task and len(task) < 80 for task in tasks] == [True]
+    assert form[:4] in ("unde", "amon") or any(expected in task for task in tasks)
 
 
 ON_ITS_LINE = (
@@ -347,7 +338,7 @@ def test_what_belongs_to_an_earlier_task_is_none(last):
 @pytest.mark.parametrize("mark", ["?", "\uff1f", "\u061f", "\u055e", "\u1367", "\u037e"])
 def test_question_marks_of_all_scripts(mark):
     asked = f"\u039a\u03b1\u03b9 \u03c0\u03cc\u03c3\u03bf{mark}"
-    assert [has_mark(text, 0, len(text)) for text in (asked, "\u03c0\u03cc\u03c3\u03bf;", "no; yes")] == [
+    assert [has_mark(text) for text in (asked, "\u03c0\u03cc\u03c3\u03bf;", "no; yes")] == [
         True,
         True,
         False,
@@ -450,3 +441,42 @@ def test_numbered_headings_of_the_material_announce_nothing(heading):
     sections = "\n\n".join(f"## {name}\nNever write more than {name} words." for name in ("Role", "Rules", "Output"))
     spoken, _ = speech_of(f"{sections}\n\n## Context\n{passages}\n\nWhat colour is the lantern?")
     assert all(f"more than {name} words" in spoken for name in ("Role", "Rules", "Output"))
+
+
+RULE = "- Never rename the lamp of the second floor without a test.\n"
+INSTRUCTIONS = {
+    "Claude Code": "<system-reminder>\n# claudeMd\nContents of /w/CLAUDE.md:\n\n{rules}\n</system-reminder>",
+    "Codex": "# AGENTS.md instructions for /w\n\n<INSTRUCTIONS>\n{rules}\n</INSTRUCTIONS>",
+    "Codex, older": "<user_instructions>\n{rules}\n</user_instructions>",
+    "Cursor": "<always_applied_workspace_rules>\n{rules}\n</always_applied_workspace_rules>",
+    "Cline": "<environment_details>\n{rules}\n</environment_details>",
+    "OpenHands": "<REPOSITORY_INSTRUCTIONS>\n{rules}\n</REPOSITORY_INSTRUCTIONS>",
+    "Copilot": "<reminderInstructions>\n{rules}\n</reminderInstructions>",
+    "a file": "Instructions from: /w/AGENTS.md\n{rules}",
+}
+
+
+@pytest.mark.parametrize("client", INSTRUCTIONS)
+@pytest.mark.parametrize("turns", ["own", "part", "string"])
+def test_instructions_of_a_client_are_kept_whole(client, turns):
+    """As a message of their own, as a part beside the task, and before it in one text."""
+    rules = INSTRUCTIONS[client].format(rules=RULE * 130)
+    assert 7800 < len(rules) < 8300
+    if turns == "own":
+        messages = [{"role": "user", "content": rules}, {"role": "user", "content": TASK}]
+    else:
+        parts = [{"type": "text", "text": rules}, {"type": "text", "text": TASK}]
+        messages = [{"role": "user", "content": parts if turns == "part" else f"{rules}\n\n{TASK}"}]
+    spans, tasks = found(messages)
+    assert any(rules in span for span in spans)
+    assert any(TASK in task for task in tasks)
+
+
+def test_instructions_are_kept_up_to_a_size():
+    """A text that quotes such tags is protected up to the same size, however many there are, of any names."""
+    long = INSTRUCTIONS["Claude Code"].format(rules=RULE * 170)
+    many = "\n".join(f"Page {n}\n<p{n}_rules>\n{RULE * 9}</p{n}_rules>\n" + "It is plain. " * 9 for n in range(90))
+    for text in (long, many):
+        spans, _ = speech_of(f"{text}\n\n{PARAGRAPHS}\n\n{TASK}")
+        assert TASK in spans
+        assert len(spans) < 9216 + 2 * 4096
