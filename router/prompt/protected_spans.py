@@ -23,6 +23,9 @@ from router.prompt.task.speech import Speech, Turn, find_speech, merged, speech_
 MOST_CHARS = 2048
 """So many characters of a task say which kind it is."""
 
+MOST_NOTE = 1024
+"""Characters of a client's note at the end of a tool's result."""
+
 CharRanges = npt.NDArray[np.int64]
 """Each token's half-open character range in the prompt's text, [M, 2]."""
 Offsets = Sequence[tuple[int, int]] | CharRanges
@@ -155,8 +158,19 @@ def chat_chars(text: str, chat: ChatContents, options: PolicyOptions, tokens: Ma
         if keep == "always":
             continue
         spans = content.spans[-1:] if content.message == last_user else content.spans
-        ranges += [(span, keep) for span in without(spans, speech.spans if content.keep is None else [])]
+        kept = _notes(text, spans) if content.role in TOOL_ROLES else speech.spans
+        ranges += [(span, keep) for span in without(spans, kept if content.keep is None else [])]
     return ChatChars(sorted(ranges, key=lambda found: found[0]), speech.tasks, min(starts, default=0))
+
+
+def _notes(text: str, spans: Sequence[CharSpan]) -> list[CharSpan]:
+    """The notes of a client at the ends of a tool's results, of at most MOST_NOTE characters."""
+    found: list[CharSpan] = []
+    for start, end in spans:
+        tail = text[max(start, end - MOST_NOTE) : end]
+        if tail.rstrip().endswith("</system-reminder>") and (at := tail.rfind("<system-reminder>")) >= 0:
+            found.append((end - len(tail) + at, end))
+    return found
 
 
 def without(spans: Sequence[CharSpan], left_out: Sequence[CharSpan]) -> list[CharSpan]:

@@ -359,3 +359,11 @@ def test_the_question_on_several_templates_and_tokenizers(template, kind, tmp_pa
     # Without its first or last token a part of the question is missing.
     assert offsets[start + 1][0] > text.rindex("And")
     assert offsets[end - 2][1] < text.rindex("mill?") + len("mill?")
+
+
+def test_a_note_of_the_client_at_the_end_of_a_result_is_kept():
+    """Up to a size, and at the end alone."""
+    note = "<system-reminder>\nThis file is generated.\n</system-reminder>"
+    for result, kept in ((f"{LONG}{note}", note), (f"{note}{LONG}", ""), (LONG + note.replace("file", LONG), "")):
+        messages = [user(QUESTION), assistant(""), {"role": "tool", "content": result}]
+        assert Chat(messages).dropped() == [result.strip().removesuffix(kept) if kept else result.strip()]
