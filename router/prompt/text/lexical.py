@@ -25,7 +25,7 @@ of paragraphs, and checked on meetings and papers."""
 RARE_NAME, MOST_NAMES = 0.05, 32
 """Only names in at most this share of the units lead on, and the rarest so many."""
 FAR_AWAY = 1e-6
-"""What a unit without a shared word near has, as a share of the best at most: less, the further it is from one."""
+"""What a unit without a shared word near has, as a share of the best: less, the further it is from one."""
 
 Values = npt.NDArray[np.float64]
 
@@ -51,13 +51,14 @@ def word_scores(index: TermIndex, passages: TextPassages, asked: Sequence[Number
     shared = wanted[index.holding[wanted] > 0]
     shared = shared[np.sort(np.argsort(index.holding[shared], kind="stable")[:MOST_TERMS])]
     near, rarity = _near(index, passages, index.counts_of(shared)), index.rarity_of(shared)
-    weights, held = _bm25(near, rarity, index.droppable), near[:, 1:].clip(max=1) * rarity * index.droppable[:, None]
+    weights = _bm25(near, rarity, index.droppable)
     best, placed, root = np.zeros(index.size), 0.0, 1.0
     for terms in asked:
         own = np.isin(shared, terms)
         scores = weights[:, own].sum(1) / max(1, terms.size) ** 0.5
         if scores.max(initial=0) > best.max(initial=0):
-            placed, root = held[:, own].sum(1).max() / index.rarity_of(terms).sum(), terms.size**0.5
+            held = near[index.droppable][:, 1:][:, own].clip(max=1) @ rarity[own]
+            placed, root = held.max() / index.rarity_of(terms).sum(), terms.size**0.5
         best = np.maximum(best, scores)
     if best.any() and (passages.gaps < APART).any():
         best += SECOND_HOP / root * _second_hop(index, passages, best, wanted)
@@ -95,11 +96,11 @@ def _second_hop(index: TermIndex, passages: TextPassages, scores: Values, asked:
 
 def _around_hits(scores: Values, droppable: npt.NDArray[np.bool_]) -> Values:
     """The scores [U], where units without any have a trace of one, so that those nearest to a hit come first."""
-    hits = np.flatnonzero(scores)
+    trace = FAR_AWAY * scores.max(initial=0)
+    hits = np.flatnonzero(scores > trace)
     if not hits.size:
         return scores
     units = np.arange(scores.size)
     after = np.searchsorted(hits, units).clip(max=hits.size - 1)
     away = np.minimum(np.abs(units - hits[after]), np.abs(units - hits[(after - 1).clip(min=0)]))
-    trace = min(scores[hits].min(), FAR_AWAY * scores.max())
-    return np.where(scores > 0, scores, trace / (1 + away)) * droppable
+    return np.where(scores > trace, scores, trace / (1 + away)) * droppable

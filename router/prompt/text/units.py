@@ -103,11 +103,7 @@ def _word_begin(codes: Codes, begins: npt.NDArray[np.int64], token: int) -> int:
 
 
 def _words_of(
-    layout: TextLayout,
-    codes: Codes,
-    ranges: CharRanges,
-    units: TextUnits,
-    protected: Sequence[Span],
+    layout: TextLayout, codes: Codes, ranges: CharRanges, units: TextUnits, protected: Sequence[Span]
 ) -> dict[str, Any]:
     """Of the layout: `gaps`, `words`, `placed`. A short label counts with the text after it. protected: as in
     `text_units`."""
@@ -120,11 +116,10 @@ def _words_of(
     starts = starts[begins_text]
     tokens = np.diff(starts, append=len(ranges))
     droppable = np.logical_or.reduceat(~mask_of(protected, len(ranges)), starts)
-    words = TextWords.of(codes)
-    begins = np.maximum.accumulate(ranges[:, 0])[starts]
+    words, begins = TextWords.of(codes), np.maximum.accumulate(ranges[:, 0])[starts]
     index = TermIndex(words, begins, droppable)
-    of_lines = units.breaks[begins_text], units.indents[begins_text]
-    passages = TextPassages.of(index, codes, begins, tokens, *of_lines)
+    breaks, indents = units.breaks[begins_text], units.indents[begins_text]
+    passages = TextPassages.of(index, codes, begins, tokens, breaks, indents)
     asked = [words.asked(codes, ranges[first, 0], ranges[last - 1, 1]) for first, last in layout.questions.tolist()]
     scores, placed = word_scores(index, passages, asked)
     gaps = np.where(begins_text, passages.gaps[text_of], 0).astype(np.int32)
