@@ -14,9 +14,8 @@ import numpy.typing as npt
 from kv_transfer.arrays import Int32Array
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat, Messages, without_marks
-from router.prompt.frame import TEXT, frame_messages, frame_of
 from router.prompt.keep_fields import messages_with_keeps
-from router.prompt.rendered import RenderedPrompt
+from router.prompt.rendered import TEXT, RenderedPrompt, frame_messages, frame_of
 from skim_common.errors import InvalidRequestError
 
 KINDS = "a prompt is text, a list of token ids or a list of chat messages"

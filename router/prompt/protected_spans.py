@@ -94,9 +94,8 @@ def prompt_spans(
     inside = tokens_inside([span for span, _ in chars.compressible], ranges)
     keep |= inside < 0
     questions = _questions(chars.tasks, ranges)
-    rated = _as_arrays(_regions(chars.compressible, inside))
     return PromptSpans(
-        TextLayout(spans_of(keep), *rated, questions=questions, frame=chat.frame),
+        TextLayout(spans_of(keep), *_rated(chars.compressible, inside), questions=questions, frame=chat.frame),
         int(np.argmax(ranges[:, 1] > chars.opening)),
         lost=sum(content.lost for content in chat.contents),
     )
@@ -204,25 +203,13 @@ def _message_tokens(contents: Sequence[Content], ranges: CharRanges) -> dict[int
     return tokens
 
 
-def _regions(ranges: Sequence[tuple[CharSpan, Keep]], inside: npt.NDArray[np.int64]) -> list[tuple[int, int, float]]:
-    """The runs of tokens with a keep rate of their own, as (start, end, rate). inside: by `tokens_inside`."""
-    regions = []
-    for start, end in _runs(inside):
-        keep = ranges[inside[start]][1] if inside[start] >= 0 else "auto"
-        if not isinstance(keep, str):
-            regions.append((start, end, keep))
-    return regions
-
-
-def _runs(values: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The runs of equal values, as half-open ranges."""
-    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), values.size]
-    return list(pairwise(edges))
-
-
-def _as_arrays(regions: list[tuple[int, int, float]]) -> tuple[Int32Array, Float32Array]:
-    spans = np.array([region[:2] for region in regions], np.int32).reshape(-1, 2)
-    return spans, np.array([rate for *_, rate in regions], np.float32)
+def _rated(ranges: Sequence[tuple[CharSpan, Keep]], inside: npt.NDArray[np.int64]) -> tuple[Int32Array, Float32Array]:
+    """The runs of tokens with a keep rate of their own, int32 [R, 2], and their rates. inside: by `tokens_inside`."""
+    edges = [0, *(np.flatnonzero(np.diff(inside)) + 1).tolist(), inside.size]
+    runs = [(span, ranges[inside[span[0]]][1]) for span in pairwise(edges) if inside[span[0]] >= 0]
+    rated = [(span, keep) for span, keep in runs if not isinstance(keep, str)]
+    spans = np.array([span for span, _ in rated], np.int32).reshape(-1, 2)
+    return spans, np.array([rate for _, rate in rated], np.float32)
 
 
 def task_text(questions: Int32Array, chat: ChatContents | None, text: str | None, offsets: Offsets | None) -> str:

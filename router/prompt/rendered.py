@@ -1,9 +1,13 @@
-"""A rendered prompt, and the one way to its `TextLayout`."""
+"""A rendered prompt, the one way to its `TextLayout`, and the frame of a window."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from kv_transfer.arrays import Int32Array
-from kv_transfer.layout import TextLayout
+from kv_transfer.layout import Frame, TextLayout
 from router.options.request import PrefillOptions
 from router.prompt.contents import ChatContents
 from router.prompt.markers import CharSpan
@@ -16,6 +20,12 @@ from router.prompt.protected_spans import (
     tokens_touched_by_each,
 )
 from router.prompt.text.units import with_units
+
+TEXT = "\U000f0000\U000f0001"
+"""Stands for the text in a frame: characters without a meaning (Unicode's private use area), which templates copy."""
+JOINT = "\n\n"
+LONGEST_SETTING = 64
+"""Characters. A longer argument of a chat template is a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +102,35 @@ class RenderedPrompt:
     def task_text(self, layout: TextLayout) -> str:
         """The text of the task, which the guard reads."""
         return task_text(layout.questions, self.chat, self.text, self.offsets)
+
+
+def frame_messages() -> list[dict[str, str]]:
+    """The chat that is to be rendered for `frame_of`."""
+    return [{"role": "user", "content": TEXT}]
+
+
+def settings_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a chat template that are settings: switches, numbers and short words.
+
+    The others are texts that it writes into the prompt, such as tools and documents. They are protected there. In the
+    frame, every window would repeat them.
+    """
+    return {
+        name: value
+        for name, value in arguments.items()
+        if value is None or isinstance(value, int | float) or (isinstance(value, str) and len(value) <= LONGEST_SETTING)
+    }
+
+
+def frame_of(rendered: str | None, encode: Callable[[str], Sequence[int]]) -> Frame | None:
+    """The frame of a window: what the template writes around a text in a chat of one user message. The speculator reads
+    a window as such a chat, with the question after the text (`speculator_service.reading`).
+
+    rendered: of `frame_messages`. None if the template changes the text.
+
+    encode: the token ids of a text, without those that a tokenizer adds around it.
+    """
+    head, found, tail = (rendered or "").partition(TEXT)
+    if not found:
+        return None
+    return Frame(*(np.array(encode(part), np.int32) for part in (head, JOINT, tail)))

@@ -22,7 +22,7 @@ from router.options.request import shown
 from router.prompt.contents import ChatContents, MarkedChat, Messages, changed, chars_of, without_marks
 from router.prompt.context_edits import ClearThinking, without_thinking, without_tool_uses
 from router.prompt.control_tokens import ControlTokens
-from router.prompt.frame import frame_messages, frame_of, settings_of
+from router.prompt.rendered import frame_messages, frame_of, settings_of
 from router.prompt.token_cache import KnownTokens
 from skim_common.errors import InvalidRequestError
 

@@ -148,7 +148,8 @@ def _sources(text: str, parts: Sequence[CharSpan], *, raw: bool) -> tuple[list[C
     size = sum(size_of(text, *span) for span in around)
     if total > SHORT_TEXT and (raw or size > AROUND or size > max(2 * SHORT_TEXT, AROUND_SHARE * total)):
         return spans, [*blocks, *speech_of_long(text, around)]  # many short texts are one long text
-    return [*spans, *around], [*blocks, *(one for span in around for one in blocks_between(text, *span, "around"))]
+    blocks += [one for span in around for one in blocks_between(text, *span, "around")]
+    return spans if raw else [*spans, *around], blocks
 
 
 def _rules_at(text: str, part: CharSpan) -> Any:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from router.prompt.frame import JOINT, TEXT, frame_messages, frame_of, settings_of
+from router.prompt.rendered import JOINT, TEXT, frame_messages, frame_of, settings_of
 
 
 def encode(text):
