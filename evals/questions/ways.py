@@ -14,6 +14,7 @@ from evals.selection.selectors import DENSE, SELECTORS, Reading, Selector, defau
 from evals.tasks.registry import Sample
 from kv_transfer.messages import KeptPrompt
 from kv_transfer.options import SelectionOptions
+from router.decision.choice import selector_of
 from router.options.request import PrefillOptions
 from router.prompt.rendered import RenderedPrompt
 from skim.prompts import render
@@ -97,7 +98,10 @@ class QuestionEngines(Engines):
     async def _choose(self, reading: Reading) -> KeptPrompt:
         if not decision_of(reading.prompt, self._options).speculative:
             return KeptPrompt.dense(reading.prompt.token_ids)
-        return await (reading.select() if reading.options.fixed_rate else keep_guarded(reading))
+        layout, speculator = reading.layout, reading.pair.speculator.info
+        by_default = {"selector": selector_of(PrefillOptions(), layout, speculator, layout.placed)}
+        fixed = reading.options.fixed_rate
+        return await (reading.select(**by_default) if fixed else keep_guarded(reading, **by_default))
 
     def _explained_options(self, reading: Reading, name: str) -> SelectionOptions:
         if reading.options.fixed_rate:
