@@ -32,7 +32,8 @@ def select(skim, tmp_path, *words, engine):
 def test_from_a_prompt_to_a_selection(skim, tmp_path, document):
     prompt = tmp_path / "prompt.txt"
     prompt.write_text(document.prompt)
-    words = ("--prompt-file", prompt, "--chat", "--keep-rate", 0.3, "--options", '{"look_ahead": 4, "chunk_size": 16}')
+    options = '{"selector": "speculator", "look_ahead": 4, "chunk_size": 16}'
+    words = ("--prompt-file", prompt, "--chat", "--keep-rate", 0.3, "--options", options)
     selection, shown = select(skim, tmp_path, *words, engine="mock")
 
     tokenizer = AutoTokenizer.from_pretrained(SPECULATOR)
