@@ -20,7 +20,7 @@ ACCEPTED = b""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionHandle:
-    """Names a session for drafting: `id` on the replica whose draft channel is at `address` (host:port)."""
+    """A session for drafting: `id` on the replica whose draft channel is at `address` (host:port)."""
 
     address: str
     id: str
@@ -108,10 +108,8 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectRequest:
-    """Router to speculator: score this prompt and choose the tokens to keep.
-
-    token_ids: int32 [M]. return_importance: return the M token scores too. cache_salt: prompts with different salts
-    share no cached KV. decode: options of the session to keep for drafting; None keeps no session.
+    """Router to speculator: choose the tokens to keep of token_ids, int32 [M]. return_importance: of all tokens.
+    cache_salt: prompts with different salts share no cached KV. decode: None keeps no session for drafting.
     """
 
     request_id: str
@@ -230,7 +228,6 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
     """One of the `n` answers: its new part (sampling output_kind DELTA) or all of it so far (CUMULATIVE, FINAL_ONLY).
-
     logprobs: the candidates for each new token, the sampled token first. finish_reason: stop, length, abort, error.
     stop_reason: the stop string or token id, if any.
     """

@@ -20,7 +20,6 @@ from speculator_service.engine import MAX_TOP, SpeculatorEngine
 _log = logging.getLogger(__name__)
 
 MAX_DRAFTS = 64
-
 READ_BEHIND = 1 / 32
 """Of the kept prompt, in tokens of the answer. Then decoding has taken about as long as the read will, on CPUs."""
 
@@ -78,11 +77,8 @@ class DrafterSession:
 
 
 class DraftService:
-    """The drafting side of one speculator replica, over any engine.
-
-    A session ends with its request, if it is idle for too long, or if the engine lost it, and not to make room for
-    another one. Later rows of an ended session get no drafts.
-    """
+    """The drafting side of one speculator replica, over any engine. A session ends with its request, if it is idle for
+    too long, or if the engine lost it, and not to make room for another one."""
 
     def __init__(
         self,
@@ -125,10 +121,8 @@ class DraftService:
         return True
 
     def adopt(self, name: str, look_ahead_tokens: Int32Array, *, tokens: int = 0) -> bool:
-        """Add a session that the engine keeps. The target's first drafts are the look-ahead tokens.
-
-        tokens: of its prompt. Returns False, and closes the engine's session, if there is no room for it.
-        """
+        """Add a session that the engine keeps, with a prompt of so many tokens; False, and the engine's session is
+        closed, if there is no room. The target's first drafts are the look-ahead tokens."""
         session = DrafterSession(name, self._clock(), tokens)
         self.evict()
         held = self._sessions.values()
