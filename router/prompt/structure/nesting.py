@@ -8,7 +8,7 @@ import numpy as np
 from router.prompt.structure.classes import SHORT, TITLE, Classes
 from router.prompt.structure.labels import NONE, Labels
 from router.prompt.structure.rows import Ints, Rows, Shapes, starts_small
-from router.prompt.structure.signs import fences_of, headings_of, names_indented
+from router.prompt.structure.signs import SIGN, fences_of, headings_of, names_indented
 from router.prompt.structure.tables import tables_of
 from router.prompt.text.codes import Codes, among
 from router.prompt.text.lines import Lines
@@ -22,9 +22,9 @@ ALIKE = 0.7, 1.4
 SHORT_TITLE, PREFIX = 32, 48
 """Characters. So short a sentence after a number is its title; so far a sign after a prefix, such as the colon of a
 speaker after a time, belongs to it."""
-INDENTED, LIST, TABLE, GROUP, TURN, SIGN = -2, -3, -4, -5, -6, -10
+INDENTED, LIST, TABLE, GROUP, TURN = range(-2, -7, -1)
 """Kinds of blocks besides those of a class: under a row with deeper ones, after a colon, of a table and a part of it,
-after a prefix; a heading of level n is SIGN - n."""
+after a prefix."""
 _TITLE = SIGN - 9
 _QUOTES = "\"'\u201c\u201e\u00ab\u2018(\u300c"
 

@@ -3,10 +3,11 @@
 import numpy as np
 
 from router.prompt.structure.classes import BULLETS, SHORT, TITLE
+from router.prompt.structure.labels import NONE
 from router.prompt.structure.rows import STOPS, Bools, Ints, Rows
 from router.prompt.text.codes import Codes, among
 
-SIGN, NONE = -10, -1
+SIGN = -10
 """The kind of a heading of level n is SIGN - n."""
 _FILE, _HUNK = 7, 8
 """Levels of the file and the hunk of a diff."""

@@ -1,11 +1,15 @@
 """Which label names each unit of a text, and which label names that one."""
 
 import json
+import time
 from itertools import pairwise
 
 import pytest
 
-from router.prompt.structure.nesting import MOST_LABELS
+from kv_transfer.arrays import no_pairs
+from router.prompt.structure.nesting import MOST_LABELS, labels_of
+from router.prompt.text.codes import codes_of
+from router.prompt.text.lines import Lines
 from router.prompt.text.units import MOST_LABEL_TOKENS, text_units
 from tests.unit.router.prompt.structure.test_forms import words
 
@@ -217,3 +221,16 @@ def test_a_label_whose_beginning_is_protected_still_names():
     """The first token of a prompt is always kept."""
     text = f"## A house\n\n{LONG}.\n"
     assert chain_of(text, LONG, protected=[(0, 1)], unnamed=[(0, 1)]) == ["# A house"]
+
+
+@pytest.mark.parametrize(
+    "part", ["[\n", '{"a":1,"b":', "<a b></a>", "```\n", "a: x\nb\n", "a|b\n1|2\n3|4\n\n", "# a\n\n", "> "]
+)
+def test_the_time_grows_with_the_text(part):
+    took = []
+    for size in (50_000, 200_000):
+        codes = codes_of(text := part * (size // len(part)))
+        began = time.process_time()
+        labels_of(text, codes, Lines.of(codes, text), (), no_pairs())
+        took.append(time.process_time() - began)
+    assert took[1] < 10 * max(took[0], 0.02)
