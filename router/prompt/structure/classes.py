@@ -41,7 +41,7 @@ class Classes(NamedTuple):
     """Of each row [N]:
 
     kind: the class of blocks that it opens, or -1. named: the row that names the block. until: its last row at most.
-    key: its class. count: rows of that. turn: its prefix alone is a label. fresh: a blank line stands before most of
+    key: its class. members: rows of that. turn: its prefix alone is a label. fresh: a blank line stands before most of
     them. constant: most of them are equal. field: the same row stands before most of them, and began the record.
     closes: they name what stands before. outer: they are few among rows of another class. bullet: an item of a list.
     deeper: the next row is indented further. title: a short row without a stop at its end.
@@ -51,7 +51,7 @@ class Classes(NamedTuple):
     named: Sequence[int]
     until: Sequence[int]
     key: Sequence[int]
-    count: Sequence[int]
+    members: Sequence[int]
     turn: Sequence[bool]
     fresh: Sequence[bool]
     constant: Sequence[bool]

@@ -110,9 +110,9 @@ class _Nesting:
         first = classes.named[row]
         if first < 0:
             return []
-        head, count = [first], classes.count[row]
+        head, count = [first], classes.members[row]
         for field in range(first + 1, min(first + 2 * MOST_HEAD, len(self.raw))):
-            alike = ALIKE[0] * count <= classes.count[field] <= ALIKE[1] * count
+            alike = ALIKE[0] * count <= classes.members[field] <= ALIKE[1] * count
             near = not self.fresh[field] and self.indent[field] == self.indent[first]
             if not (classes.field[field] and alike and near and self.end[field] - self.first[first] <= LONGEST_HEAD):
                 break

@@ -132,8 +132,8 @@ def _parts(text: str, codes: Codes, raw: Ints) -> Iterator[_Parts]:
             tags = [tag for tag in islice(_TAG.finditer(text[start:end]), MOST_PARTS) if not tag[3].endswith("/")]
             closed = {tag[2] for tag in tags if tag[1]}
             tags = [tag for tag in tags if tag[2] in closed]
-            spans = [[start + tag.start() for tag in tags], [start + tag.end() for tag in tags]]
-            yield *spans, [tag[2] for tag in tags], [-1 if tag[1] else 1 for tag in tags]
+            starts, ends = [start + tag.start() for tag in tags], [start + tag.end() for tag in tags]
+            yield starts, ends, [tag[2] for tag in tags], [-1 if tag[1] else 1 for tag in tags]
 
 
 @cache
