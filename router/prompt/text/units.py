@@ -86,8 +86,8 @@ def with_units(
     edges = layout.rate_spans.ravel()
     units = text_units(text, ranges, edges, protected, layout.questions, messages, unnamed, codes=codes)
     words = _words_of(layout, codes, ranges, units, protected)
-    found = {"units": units.starts, "indents": units.indents, "links": units.links, "headings": units.headings}
-    return replace(layout, **found, **words)
+    layout = replace(layout, units=units.starts, indents=units.indents, links=units.links, headings=units.headings)
+    return replace(layout, **words)
 
 
 def _word_begin(codes: Codes, begins: npt.NDArray[np.int64], token: int) -> int:
