@@ -4,7 +4,6 @@ A span is a half-open range [start, end) of token positions in a prompt.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,16 @@ Float32Array = npt.NDArray[np.float32]
 Span = tuple[int, int]
 
 
-no_numbers = partial(np.empty, 0, np.int32)
-no_pairs = partial(np.empty, (0, 2), np.int32)
-no_scores = partial(np.empty, 0, np.float32)
+def no_numbers() -> Int32Array:
+    return np.empty(0, np.int32)
+
+
+def no_pairs() -> Int32Array:
+    return np.empty((0, 2), np.int32)
+
+
+def no_scores() -> Float32Array:
+    return np.empty(0, np.float32)
 
 
 def is_ascending(positions: Int32Array) -> bool:

@@ -123,7 +123,7 @@ def _encode_hook(value: Any) -> Any:
 def _decode_hook(wanted: type, value: Any) -> Any:
     if wanted in (SelectionOptions, DecodeOptions):
         try:
-            return wanted.model_validate(value)  # type: ignore[attr-defined]
+            return wanted.model_validate(value)
         except ValidationError as e:
             raise ValueError(sentence(e)) from None
     # From numpy 2.5 on, msgspec resolves `NDArray[np.int32]` to a generic type that is not equal to it.

@@ -104,8 +104,9 @@ class DraftedRequests:
         return [request.session for request in self._requests.values() if request.session is not None]
 
     def begin(self, request_id: str, settings: DraftSettings, end: AnswerEnd, temperature: float, top_m: int) -> None:
+        places = [(other.address, other.id) for other in self._sessions()]
         session = None
-        if settings.session and settings.session not in [(other.address, other.id) for other in self._sessions()]:
+        if settings.session and tuple(settings.session) not in places:  # vLLM's messages make a list of it
             session = TargetSession(*settings.session)
         self._requests[request_id] = DraftedRequest(
             min(settings.max_drafts, self._most),

@@ -26,7 +26,7 @@ NONE = ids()
 
 
 def settings(**changed: object) -> DraftSettings:
-    fields = {"max_drafts": 4, "adaptive": False, "session": ("a:1", "s")}
+    fields = {"max_drafts": 4, "adaptive": False, "session": ["a:1", "s"]}  # a list, as vLLM sends it
     return DraftSettings(**{**fields, **changed})
 
 
