@@ -84,7 +84,7 @@ class Classes(NamedTuple):
         outer = ordered & ~later & (before == after) & (count < BODY * np.append(np.bincount(key), 0)[before])
         speaks = among(codes[(shapes.cut - 1).clip(min=0)], ":\uff1a") & (shapes.cut < rows.end)
         outer &= _share(key, title) >= MOSTLY
-        field = ordered & ~later & ~outer
+        field = ordered & ~later & ~outer & (before != key)
         alternate = _share(key, np.r_[False, False, key[2:] == key[:-2]][: key.size]) >= BODY  # two speakers
         cycle = ((later & ~alternate) | outer) & (worded | (_share(key, speaks) < BODY))
 
