@@ -208,7 +208,8 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     for row in result["rows"]:
         interval = f" ({row['low']:.2f} to {row['high']:.2f})" if "low" in row else ""
         gold, blind = cells.setdefault((row["set"], row["way"], row["of"]), ([], []))
-        gold.append(f"{row['gold']:.2f}{interval}, all {row['all']:.2f}")
+        whole = "" if row["way"] == READ else f"{interval}, all {row['all']:.2f}"
+        gold.append(f"{row['gold']:.2f}{whole}")
         blind.append("-" if row.get("blind") is None else f"{row['blind']:.2f} of {row['blind_of']}")
     header = ["set", "way", "questions", *(f"{what} {rate:g}" for what in ("keep", "blind") for rate in rates)]
     return header, [[name, way, str(of), *gold, *blind] for (name, way, of), (gold, blind) in cells.items()]
@@ -219,7 +220,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     names = list(dict.fromkeys(row["set"] for row in result["rows"] if row["set"] != MEAN))
     with plots.figure(path, result, panels=len(names)) as axes:
         for axis, name in zip(axes, names, strict=True):
-            for way in result["settings"]["ways"]:
+            for way in [way for way in result["settings"]["ways"] if way != READ]:
                 rows = [row for row in result["rows"] if (row["set"], row["way"]) == (name, way)]
                 axis.plot([row["keep_rate"] for row in rows], [row["gold"] for row in rows], marker="o", label=way)
             axis.set(title=name, xlabel="keep rate", ylabel="gold kept", ylim=(0, 1.02))

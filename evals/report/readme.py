@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from evals.questions import kept
 from evals.questions import results as answers
 from evals.questions.ways import BM25, DEFAULT
 from evals.results import published
+from evals.selection.chunk_recall import LEXICAL
 
 KEEP = 0.2
 MOST_NAMED = 3
@@ -43,11 +45,11 @@ def _people(results: Path) -> Iterator[list[str]]:
         result = _read(results, source)
         name += " (older)" if "older" in result else ""
         yield _row(name, answers.whole(result, (DEFAULT, 0.0)), answers.whole(result, (BM25, 0.0)))
-    rows = [row for row in _read(results, "questions-bamboo")["rows"] if row["keep_rate"] == KEEP]
-    for row, bm25 in zip(rows[::2], rows[1::2], strict=True):
-        assert (row["way"], bm25["way"], row["set"]) == ("heads, windows", "lexical", bm25["set"])
-        shares = [f"{100 * one['gold']:.0f}" for one in (row, bm25)]
-        yield [f"evidence kept, {row['set']}", str(row["of"]), "", *shares, f"{KEEP:g}"]
+    for name, source in (("meetings and papers", "questions-natural"), ("several passages", "questions-natural2")):
+        rows = [row for row in _read(results, source)["rows"] if (row["set"], row["keep_rate"]) == (kept.MEAN, KEEP)]
+        of = {row["way"]: row for row in rows}
+        shares = [f"{100 * of[way]['gold']:.0f}" for way in (LEXICAL, kept.PLAIN)]
+        yield [f"evidence kept by words, {name}", str(of[LEXICAL]["of"]), "", *shares, f"{KEEP:g}"]
 
 
 def _benchmark(results: Path) -> Iterator[list[str]]:

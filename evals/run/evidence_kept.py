@@ -19,7 +19,7 @@ from benchmarks.report.statistics import wilson
 from evals.run.ask import load_tokenizer, model_name
 from evals.run.speculator_alone import measured
 from evals.selection.chunk_recall import LEXICAL, READ, WAYS, chunk_recall
-from evals.tasks.registry import Sample, make_samples
+from evals.tasks.registry import Sample, family_of, make_samples
 from evals.tasks.registry import describe as describe_task
 from kv_transfer.options import SelectionOptions
 from skim_common.errors import SkimError
@@ -122,18 +122,15 @@ def describe(result: dict[str, Any]) -> str:
 
 
 MANY = 5
-"""From this number of tasks on, the table and the plot show all tasks of a published benchmark, or all others,
-together."""
+"""From this number of tasks on, the table and the plot show the tasks of a family together."""
 
 
 def _groups(tasks: Sequence[str]) -> dict[str, list[str]]:
     """The tasks that are shown together, by a name."""
-    if len(tasks) < MANY:
-        return {task: [task] for task in tasks}
     found: dict[str, list[str]] = {}
     for task in tasks:
-        found.setdefault(task.split("/")[0] if "/" in task else "", []).append(task)
-    return {name or f"{len(same)} tasks": same for name, same in found.items()}
+        found.setdefault(family_of(task) if len(tasks) >= MANY else task, []).append(task)
+    return found
 
 
 def shown_rows(result: dict[str, Any], groups: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:

@@ -31,7 +31,8 @@ SPECULATOR_SHARE = 0.25
 
 PLACED = 0.3
 """Words place a question if its best passage holds this share of the weight of the question's terms. The speculator
-then reads nothing of the prompt before the target begins."""
+then reads nothing of the prompt before the target begins. Of 1,401 questions of people, 6 % are below it and at most
+23 % of a set; of 80 generated ones that share no word with their evidence, 97 %."""
 WORTH_A_READ = 0.05
 """A speculator that keeps so much more of people's evidence than words do reads every prompt."""
 OF_THE_SPECULATOR = frozenset({"scoring", "read", "read_again", "window_tokens", "look_ahead", "layers", "aggregation"})

@@ -118,7 +118,7 @@ def test_the_first_table_of_the_readme_is_that_of_the_results() -> None:
 
 def test_a_new_result_changes_what_the_readme_must_say(tmp_path: Path) -> None:
     """The negative control: the README fails with another result, and with that of the published benchmarks."""
-    for name in ("answers-free", "answers-default", "questions-bamboo"):
+    for name in ("answers-free", "answers-default", "questions-natural", "questions-natural2"):
         (tmp_path / f"{name}.json").write_text(json.dumps(committed(name)))
     before = readme.table(tmp_path)
     answers_now = committed("answers-default")
@@ -132,7 +132,7 @@ def test_a_new_result_changes_what_the_readme_must_say(tmp_path: Path) -> None:
         f"RULER, {n} tokens|2|100|50 (too few documents)|100|0.25" for n in ("4,096", "8,192")
     ]
     assert readme.losses(tmp_path) == "Tasks that lose points: ruler/cwe -100."
-    (tmp_path / "questions-bamboo.json").unlink()
+    (tmp_path / "questions-natural.json").unlink()
     with pytest.raises(FileNotFoundError):
         readme.table(tmp_path)
     (tmp_path / "answers-free.json").write_text(json.dumps({"samples": [{"length": 4097}]}))

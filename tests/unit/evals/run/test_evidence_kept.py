@@ -7,6 +7,7 @@ import pytest
 
 from evals.run import evidence_kept, speculator_alone
 from evals.run.evidence_kept import EvidenceSettings, describe, run, table
+from evals.tasks.registry import FAMILIES
 from skim_common.errors import SkimError
 from tests.unit.evals.conftest import MODELS
 
@@ -55,7 +56,7 @@ def test_the_tasks_of_a_published_benchmark_have_rows_together_and_alone():
     tasks = ("babilong/qa4", "babilong/qa5", "scbench/turn_4", "single_needle", "multi_key")
     settings = replace(SETTINGS, tasks=tasks, ways=("lexical",), prompt_tokens=3000, prompts=1)
     rows = [row[0] for row in table(run(settings))[1]]
-    assert rows == ["babilong", "scbench", "2 tasks", *tasks[:3]]
+    assert rows == ["babilong", "scbench", "needles", *tasks[:3]]
 
 
 def test_a_run_that_was_cut_off_goes_on(tmp_path, monkeypatch, result):
@@ -105,13 +106,14 @@ def test_what_cannot_be_measured_is_refused_before_the_engine_starts(monkeypatch
         run(replace(SETTINGS, prompts=1, **change))
 
 
-def test_many_tasks_are_shown_together(result, tmp_path):
+def test_the_tasks_of_a_family_are_shown_together(result, tmp_path):
     """The same two tasks under six names."""
-    names = [f"{task}{copy}" for task in result["tasks"] for copy in range(3)]
-    rows = [row | {"task": f"{row['task']}{copy}"} for row in result["rows"] for copy in range(3)]
+    names = [*FAMILIES["order"], *FAMILIES["code"]]
+    renamed = dict(zip(result["tasks"], (names[:3], names[3:]), strict=True))
+    rows = [row | {"task": name} for row in result["rows"] for name in renamed[row["task"]]]
     many = result | {"tasks": dict.fromkeys(names, "a task"), "rows": rows}
     columns, shown = table(many)
-    assert [row[:2] for row in shown] == [["6 tasks", way] for way in SETTINGS.ways]
-    kept = sum(row["kept"] for row in rows if (row["way"], row["keep_rate"]) == ("lexical", 0.4))
-    assert shown[1][columns.index("keep 0.4")].startswith(f"{kept / 36:.3f} (")
+    assert [row[:2] for row in shown] == [[family, way] for family in ("order", "code") for way in SETTINGS.ways]
+    kept = sum(row["kept"] for row in rows if (row["way"], row["keep_rate"], row["task"]) == ("lexical", 0.4, names[0]))
+    assert shown[1][columns.index("keep 0.4")].startswith(f"{kept / 6:.3f} (")
     evidence_kept.plot(many, tmp_path / "plot.png")
