@@ -54,9 +54,10 @@ def speech_of_long(text: str, ranges: Sequence[CharSpan]) -> list[Block]:
 
 
 def _edge(text: str, spans: Sequence[CharSpan], brief: int, asks: bool, *, at_end: bool) -> list[Block]:
-    """The speech at one end: its first block, and those behind it with a sign, with at most one other between. Of a
+    """The speech at one end: its first block, and those behind it with a sign, with at most one other between: once,
+    and again only before one that asks, because brief and long blocks that alternate are headings with their text. Of a
     text that asks something itself, only up to the first that asks, and brief ones. spans: of its paragraphs."""
-    taken, waiting, size, sign = list[Block](), list[Block](), 0, Sign.NONE
+    taken, waiting, size, sign, bridged = list[Block](), list[Block](), 0, Sign.NONE, False
     for block in _blocks_from(text, spans, brief, at_end=at_end):
         size += block.size
         is_over = asks and sign >= Sign.PLAIN and block.size > (brief if sign >= Sign.LABEL else BRIEF)
@@ -65,7 +66,8 @@ def _edge(text: str, spans: Sequence[CharSpan], brief: int, asks: bool, *, at_en
         if not taken and block.is_list and block.size <= BRIEF:  # a question of choice
             block = block._replace(sign=max(block.sign, Sign.PLAIN))
         waiting.append(block)
-        if not taken or block.sign:
+        if not taken or block.asks or (block.sign and not (bridged and len(waiting) > 1)):
+            bridged |= len(waiting) > 1
             taken += waiting
             waiting, sign = [], max(sign, block.sign)
         elif len(waiting) > 1:

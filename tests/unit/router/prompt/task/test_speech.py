@@ -480,3 +480,14 @@ def test_instructions_are_kept_up_to_a_size():
         spans, _ = speech_of(f"{text}\n\n{PARAGRAPHS}\n\n{TASK}")
         assert TASK in spans
         assert len(spans) < 9216 + 2 * 4096
+
+
+def test_headings_that_alternate_with_their_text_are_no_speech() -> None:
+    """Mails with a line before each quote, or articles with a title: only the edges are speech, not a chain of them."""
+    mails = [
+        f"On Tue, {n} Mar 2026, Person {n} wrote:\n\n> {f'The lamp of room {n} was checked. ' * 12}" for n in range(40)
+    ]
+    text = "\n\n".join([*mails, "Who promises to deliver the order?"])
+    speech = find_speech(text, [(0, len(text))])
+    assert [text[slice(*task)] for task in speech.tasks] == ["Who promises to deliver the order?"]
+    assert sum(end - start for start, end in speech.spans) < 0.1 * len(text)
