@@ -110,7 +110,7 @@ class Classes(NamedTuple):
         closes = able & _closing(rows, key, opens & (named >= 0), starts)
         kind = np.where(opens | closes, key, -1)
         turn = (shapes.strength > 0) | ((shapes.strength == 0) & (_share(key, rows.fresh) >= BODY))
-        turn &= (kind < 0) & ~(field & (size <= SHORT)) & ~free & shapes.has_word
+        turn &= (kind < 0) & ~(field & (size <= SHORT)) & ~free & shapes.has_word & (first != ord("{"))
         turn &= np.bincount(shapes.shape)[shapes.shape] >= LEAST
         fresh = _share(key, rows.fresh) >= MOSTLY
         numbers = (of.tolist() for of in (kind, named, _until(key), key, count))

@@ -179,6 +179,7 @@ def test_the_chain_of_a_unit(case):
         f"- [ ] {LONG}\n- [x] {LONG}\n",
         "roses, which are red\nviolets, which are all blue\nsugar, which is very sweet\n",
         f"[link](http://example.org) {LONG}.\n{LONG}.\n",
+        "".join(f'{{"invoice": "INV-{n}", "customer": "{LONG}", "total": "{7 * n}.50"}}\n' for n in range(12)),
     ],
 )
 def test_other_text_has_no_labels(text):
