@@ -491,3 +491,11 @@ def test_headings_that_alternate_with_their_text_are_no_speech() -> None:
     speech = find_speech(text, [(0, len(text))])
     assert [text[slice(*task)] for task in speech.tasks] == ["Who promises to deliver the order?"]
     assert sum(end - start for start, end in speech.spans) < 0.1 * len(text)
+
+
+def test_the_header_of_a_table_asks_nothing() -> None:
+    tables = [f"| what | number |\n|---|---|\n| lamp | {n} |\n| kettle | {n + 7} |\n\nTable {n}" for n in range(60)]
+    text = "\n\n".join([*tables, "What happened to the lamp?"])
+    speech = find_speech(text, [(0, len(text))])
+    assert [text[slice(*task)] for task in speech.tasks] == ["What happened to the lamp?"]
+    assert sum(end - start for start, end in speech.spans) < 0.1 * len(text)
