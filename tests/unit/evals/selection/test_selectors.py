@@ -77,7 +77,7 @@ async def test_bm25_finds_shared_words_and_no_others(keep, sample, made, tokeniz
     found, _ = await keep("bm25", 0.05)
     assert sample.quiz.evidence[0] in tokenizer.decode(found.token_ids)
     kept = []
-    for other in made("association", count=6):
+    for other in made("association", count=12):
         prompt = render(other, tokenizer, ANY_LENGTH)
         always = prompt.layout(ANY_LENGTH).fixed(prompt.size, 1)
         if other.quiz.evidence[0] in tokenizer.decode(prompt.token_ids[always]):

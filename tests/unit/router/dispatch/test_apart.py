@@ -31,7 +31,7 @@ MAY_STAY = {
         "context_edits.without_thinking",
         "context_edits.read_edits",
     ),
-    *("frame.settings_of", "frame._is_setting", "frame.frame_messages", "frame.frame_of"),
+    *("rendered.settings_of", "rendered._is_setting", "rendered.frame_messages", "rendered.frame_of"),
     *("keep_fields.KeepFields.check", "keep_fields.extract_keep_fields", "keep_fields._has_keep"),
     *(
         "rendered.RenderedPrompt.length",

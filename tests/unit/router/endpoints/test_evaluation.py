@@ -74,7 +74,11 @@ async def test_a_prompt_that_fell_back_to_dense_does_not_count(endpoint, pools, 
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_questions_are_asked_of_an_endpoint_as_in_one_process(of_questions, use_pools, question):
+async def test_questions_are_asked_of_an_endpoint_as_in_one_process(
+    of_questions, served, use_pools, question, monkeypatch
+):
+    of_tests = served.dispatcher.defaults
+    monkeypatch.setattr(served.dispatcher, "defaults", of_tests.model_copy(update={"selector": "auto"}))
     profile = {"head_profile": True}
     use_pools(speculator=profile)
     pair = (str(MODELS / "target"), str(MODELS / "speculator"))
