@@ -18,12 +18,13 @@ from router.prompt.task.blocks import (
     paragraphs_of,
     sentences_at,
 )
-from router.prompt.task.words import MARKS, Sign, has_mark, is_labelled
+from router.prompt.task.words import LABELLED_LINES, MARKS, Sign, has_mark, is_labelled
 
 EDGE = 4096
 """So many bytes of speech are looked for at each end of a long text."""
 MAX_INSIDE = 4
-"""A long text with more question marks asks something itself. Of more brief paragraphs inside, none is the user's."""
+"""A long text with more question marks asks something itself. Of more brief paragraphs, or lines with a task's label,
+inside, none is the user's."""
 SERIES = 3
 """A form of more questions than these is the text's own."""
 _SPEAKER = re2.compile(r"[^\n:\x{ff1a}]{1,48}[:\x{ff1a}][\s\pZ]")
@@ -41,10 +42,13 @@ def speech_of_long(text: str, ranges: Sequence[CharSpan]) -> list[Block]:
     inside = [span for span in spans[1:-1] if span[1] - span[0] <= brief]
     inside = [] if len(inside) >= MAX_INSIDE else inside
     starts = [start for start, _ in spans]
-    for mark in () if asks else first_marks:
+    labels = (part[0] + label.end() for part in ranges for label in LABELLED_LINES.finditer(text[slice(*part)]))
+    first_labels = list(islice(labels, MAX_INSIDE + 1))
+    for mark in [*(() if asks else first_marks), *(() if len(first_labels) > MAX_INSIDE else first_labels)]:
         start, end = spans[bisect_right(starts, mark) - 1]
         if end - start > SHORT_BLOCK:  # the line of the mark
-            start, end = max(start, text.rfind("\n", start, mark)), text.find("\n", mark, end)
+            stop = text.find("\n", mark, end)
+            start, end = max(start, text.rfind("\n", start, mark)), end if stop < 0 else stop
         inside.append((start, end))
     for span in inside:
         block = block_of(text, *span, "inside", brief)

@@ -74,6 +74,8 @@ _NO_WORD = r"[^\pL\pN_]"
 _BEFORE = r"[\x00-/:-@\[-^`{}~\x7f\xa0\xa1\xab\xbf\x{2013}-\x{201f}\x{3000}-\x{3020}\x{ff08}]{0,8}"
 """A few signs and spaces: what is indented further is code, and behind a bar stands a cell of a table."""
 _LABELLED = re2.compile(rf"(?i){_BEFORE}(?:{_LABEL}){_NO_WORD}*[:：\n]")
+LABELLED_LINES = re2.compile(rf"(?im)^{_BEFORE}(?:{_LABEL})[ \t]*[:：]")
+"""Lines that a label of a task begins, such as the question of an example."""
 _BEGINS = re2.compile(
     rf"(?i){_BEFORE}(?:(?:(?:hello|hi|hey|ok|okay|now|then|finally|thanks|thank you){_NO_WORD}+)?"
     rf"(?:(?:{_VERBS})(?:{_NO_WORD}|$)"

@@ -499,3 +499,14 @@ def test_the_header_of_a_table_asks_nothing() -> None:
     speech = find_speech(text, [(0, len(text))])
     assert [text[slice(*task)] for task in speech.tasks] == ["What happened to the lamp?"]
     assert sum(end - start for start, end in speech.spans) < 0.1 * len(text)
+
+
+def test_the_question_of_an_example_inside_a_long_text_is_speech_and_no_task() -> None:
+    """Words would find it in place of the answer."""
+    noise = "The grass is green. The sky is blue.\n" * 60
+    example = "Question: Find all variables that are assigned the value 50816. Answer: MUX, WBITS"
+    asked = "Question: Find all variables that are assigned the value 47854. Answer:"
+    text = f"Track the variables.\n\n{noise}{example}\n\nTrack the variables.\n\n{noise}{asked}"
+    speech = find_speech(text, [(0, len(text))])
+    assert any(start <= text.index(example) and text.index(example) + 60 <= end for start, end in speech.spans)
+    assert [text[slice(*task)] for task in speech.tasks] == [asked]
