@@ -216,7 +216,10 @@ class _Nesting:
 
     def _push_rows(self, head: list[int], row: int, kind: int) -> None:
         for named in head:
-            self._push(self.raw[named], self.after[named], row, kind, place=self.raw[min(named, row)])
+            place, start = self.raw[min(named, row)], self.raw[named]
+            if len(self.text[place:start].strip()) <= 1:  # its opening bracket
+                start = place
+            self._push(start, self.after[named], row, kind, place=place)
         self.taken.update(head)
 
     def _push_prefix(self, row: int, kind: int) -> None:
