@@ -164,7 +164,7 @@ def skim_config(
     head_profile: Path | None = None,
     **decode: Any,
 ) -> DeploymentConfig:
-    """The deployment of both models, in which the speculator reads every prompt. All other fields have the defaults of
+    """The deployment of both models. All other fields have the defaults of
     `skim serve`.
 
     kv_tokens: tokens that each pool's KV cache holds. speculator_kv_tokens: if the speculator's holds another number.
@@ -194,7 +194,6 @@ def skim_config(
             "speculator": {"model": str(speculator), "engine_options": of_speculator, **pools["speculator"]},
             # vLLM's benchmark client, which the runs share, takes no comments between events.
             "router": {"port": free_port(), "cpus": 0.5, "keep_alive_s": 0},
-            "selection": {"selector": "speculator"},
             "decode": decode,
         }
     )

@@ -194,7 +194,8 @@ class _Asker:
             return Timing(turn, index, sum(parts.values()), kept[case], parts)
         options: dict[str, Any] = {}
         if turn.column == "skim":
-            asked = {"selector": "auto"} if turn.keep_rate is None else {"keep_rate": turn.keep_rate}
+            rated = {"selector": "speculator", "keep_rate": turn.keep_rate}  # as the limit, which reads
+            asked = {} if turn.keep_rate is None else rated
             options = {"speculative_prefill": {"enabled": "always", **asked}}
         reply = await self._client.ask(self._urls[turn.column], MODEL, made.messages, ANSWER_TOKENS, options)
         if turn.column == "skim":
