@@ -263,3 +263,11 @@ def test_several_lengths_of_prompts_share_a_table_and_a_plot(results: Path, tmp_
     assert "KV kB" not in page  # this column is empty in all rows
     draw(tmp_path / "plots", results)
     assert (tmp_path / "plots" / "decode.png").exists()
+
+
+def test_the_first_token_of_the_real_pair_in_the_readme_is_that_of_the_results() -> None:
+    result = committed("turns-first-8192")
+    [row] = [row for row in result["rows"] if row["mode"] == "auto"]
+    text = " ".join(README.read_text().split())
+    assert f"in {row['prompt_tokens']:,.0f} tokens comes after {row['over_dense']['median']:.2f} of a stock" in text
+    assert f"({result['settings']['rounds']} rounds); words select {row['kept_tokens']:.0f} tokens" in text
