@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kv_transfer.arrays import Int32Array
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat, Messages, without_marks
-from router.prompt.keep_fields import messages_with_keeps
+from router.prompt.markers import messages_with_keeps
 from router.prompt.rendered import TEXT, RenderedPrompt, frame_messages, frame_of
 from skim_common.errors import InvalidRequestError
 

@@ -19,7 +19,7 @@ from router.decision.choice import Decision
 from router.decision.forecast import Forecast
 from router.options.request import SYSTEM_ROLES, PrefillOptions
 from router.prompt.context_edits import Edit
-from router.prompt.keep_fields import KeepFields
+from router.prompt.markers import KeepFields
 from router.prompt.protected_spans import PromptSpans
 from router.prompt.rendered import RenderedPrompt
 from skim_common.deadline import NO_DEADLINE, Deadline

@@ -24,7 +24,7 @@ from router.options.errors import InvalidOptionError, RefusedError
 from router.options.headers import whole_number
 from router.options.nesting import MAX_DEPTH, too_deep
 from router.options.request import clipped
-from router.prompt.keep_fields import KeepFields, extract_keep_fields
+from router.prompt.markers import KeepFields, extract_keep_fields
 
 MAX_HEADER_BYTES = 32 * 2**10
 TIMEOUT_S = 60.0

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from kv_transfer.layout import Frame
 from router.options.request import SYSTEM_ROLES, TOOL_ROLES, Keep
-from router.prompt.keep_fields import KeepFields
-from router.prompt.markers import CharSpan, Markers
+from router.prompt.markers import CharSpan, KeepFields, Markers
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -57,7 +56,7 @@ def without_marks(messages: Messages, asked: KeepFields) -> list[dict[str, Any]]
     """Copies of messages whose texts had the marks of `asked`."""
 
     def clean(_: int, text: str) -> str:
-        return "".join(part for _, part in asked.marks.segments(text))
+        return "".join(part for _, part in asked.segments(text))
 
     return changed(messages, clean)
 
@@ -82,7 +81,7 @@ class MarkedChat:
         def mark(at: int, text: str) -> str:
             role = str(messages[at].get("role") or "")
             pieces = []
-            for wish, part in asked.marks.segments(text) if asked else [(None, text)]:
+            for wish, part in asked.segments(text) if asked else [(None, text)]:
                 keep = asked.keeps[wish] if asked and wish is not None else None
                 if not part.strip() or (role in SYSTEM_ROLES and not system):
                     self._system += filter(None, [part.strip()])

@@ -31,8 +31,7 @@ from router.explain.selected_text import PlacedText, SelectedPrompt, placed_text
 from router.options.errors import HttpError, InvalidOptionError, RefusedError
 from router.options.request import DECODE, PREFILL, PolicyOptions, PrefillOptions, clipped, shown
 from router.prompt.contents import ChatContents, changed
-from router.prompt.keep_fields import KeepFields, messages_with_keeps
-from router.prompt.markers import Markers
+from router.prompt.markers import KeepFields, messages_with_keeps
 from router.prompt.protected_spans import char_ranges
 from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import InvalidRequestError, SkimError
@@ -119,10 +118,11 @@ class SelectBody(BaseModel, extra="allow", strict=True):
             chats = iter([marked])
         else:
             texts, question = self.texts or [self.text or ""], self.question or ""
-            keeps = KeepFields(Markers(question, *texts), ["auto", "always"], ["text", "question"])
+            keeps = KeepFields(question, *texts)
+            keeps.keeps, keeps.names = ["auto", "always"], ["text", "question"]
             # Two parts of one user turn, so that neither is searched for the other.
-            last = {"type": "text", "text": keeps.marks.around(1, question)}
-            parts = ({"type": "text", "text": keeps.marks.around(0, text)} for text in texts)
+            last = {"type": "text", "text": keeps.around(1, question)}
+            parts = ({"type": "text", "text": keeps.around(0, text)} for text in texts)
             chats = ([{"role": "user", "content": [part, last]}] for part in parts)
         return replace(request, options=options.model_copy(update=fixed), keep_fields=keeps), chats
 

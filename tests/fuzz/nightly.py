@@ -40,7 +40,7 @@ def _bytes(name: str, count: int, seed: int) -> None:
     import atheris
 
     with atheris.instrument_imports(
-        include=["kv_transfer", "router.http.body", "router.options", "router.prompt.keep_fields"]
+        include=["kv_transfer", "router.http.body", "router.options", "router.prompt.markers"]
     ):
         from tests.fuzz.targets import CORPUS, TARGETS
 

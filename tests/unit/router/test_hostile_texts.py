@@ -26,7 +26,7 @@ from router.options.headers import whole_number
 from router.options.nesting import too_deep
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat
-from router.prompt.keep_fields import messages_with_keeps
+from router.prompt.markers import messages_with_keeps
 from router.prompt.protected_spans import prompt_spans
 from router.prompt.rendered import RenderedPrompt
 from router.prompt.task.speech import Turn, speech_of_turns

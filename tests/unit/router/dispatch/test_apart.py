@@ -32,12 +32,11 @@ MAY_STAY = {
         "context_edits.read_edits",
     ),
     *("rendered.settings_of", "rendered._is_setting", "rendered.frame_messages", "rendered.frame_of"),
-    *("keep_fields.KeepFields.check", "keep_fields.extract_keep_fields", "keep_fields._has_keep"),
+    *("markers.KeepFields.check", "markers.extract_keep_fields", "markers._has_keep"),
     *(
         "rendered.RenderedPrompt.length",
         "rendered.RenderedPrompt.size",
         "rendered.RenderedPrompt.message_spans",
-        "markers.Markers.are_in",
     ),
     *("protected_spans.PromptSpans.protected_tokens", "protected_spans.tokens_touched_by_each"),
     "protected_spans.char_ranges",

@@ -13,8 +13,7 @@ from router.http.body import parse_body
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat
 from router.prompt.control_tokens import ControlTokens
-from router.prompt.keep_fields import messages_with_keeps
-from router.prompt.markers import Markers
+from router.prompt.markers import Markers, messages_with_keeps
 from router.prompt.protected_spans import prompt_spans
 from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import InvalidRequestError

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from kv_transfer.arrays import mask_of
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat, without_marks
-from router.prompt.keep_fields import messages_with_keeps
+from router.prompt.markers import messages_with_keeps
 from router.prompt.protected_spans import chat_chars, prompt_spans
 from router.prompt.task.blocks import SHORT_TEXT
 from tests.reference.tokenizers_by_kind import model_without_weights
