@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 from kv_transfer.layout import Frame
@@ -54,11 +55,7 @@ class ChatContents(NamedTuple):
 
 def without_marks(messages: Messages, asked: KeepFields) -> list[dict[str, Any]]:
     """Copies of messages whose texts had the marks of `asked`."""
-
-    def clean(_: int, text: str) -> str:
-        return "".join(part for _, part in asked.segments(text))
-
-    return changed(messages, clean)
+    return changed(messages, lambda _, text: "".join(part for _, part in asked.segments(text)))
 
 
 class MarkedChat:
@@ -72,25 +69,25 @@ class MarkedChat:
         self, messages: Messages, plain: str, asked: KeepFields | None = None, *, system: bool = False
     ) -> None:
         self._marks, self._plain = Markers(plain), plain
-        self._contents: list[Content] = []
-        self._numbers: list[int] = []
+        self._marked: list[tuple[int, Content]] = []  # with the numbers of their marks
         self._system: list[str] = []
         numbers: dict[tuple[str, str, Keep | None], int] = {}
         tools = tools_of(messages)
 
         def mark(at: int, text: str) -> str:
             role = str(messages[at].get("role") or "")
+            kind = "tool" if role in TOOL_ROLES else "system" if role in SYSTEM_ROLES else role
             pieces = []
             for wish, part in asked.segments(text) if asked else [(None, text)]:
                 keep = asked.keeps[wish] if asked and wish is not None else None
-                if not part.strip() or (role in SYSTEM_ROLES and not system):
-                    self._system += filter(None, [part.strip()])
+                inner = part.strip()
+                if inner and (system or kind != "system"):
+                    number = numbers.setdefault((role, part, keep), len(numbers))
+                    self._marked.append((number, Content(at, kind, inner, tools.get(at), keep)))
+                    pieces.append(self._marks.around(number, part))
+                else:
+                    self._system += [inner] if inner else []
                     pieces.append(part)
-                    continue
-                number = numbers.setdefault((role, part, keep), len(numbers))
-                self._contents.append(Content(at, _plain_role(role), part.strip(), tools.get(at), keep))
-                self._numbers.append(number)
-                pieces.append(self._marks.around(number, part))
             return "".join(pieces)
 
         self.messages = changed(messages, mark)
@@ -101,38 +98,42 @@ class MarkedChat:
         text, spans, broken = self._marks.locate(rendered or "")
         if text != self._plain:
             return ChatContents(roles, None)
-        totals, seen = Counter(self._numbers), Counter[int]()
-        contents = []
-        changed_text: dict[int, bool] = {}  # whether one of the places of a number has another text
-        for content, number in zip(self._contents, self._numbers, strict=True):
+        totals = Counter(number for number, _ in self._marked)
+        lost, places = set(broken), {}
+        for number, content in dict(self._marked).items():
             found = spans.get(number, [])
-            if number not in changed_text:
-                changed_text[number] = not all(content.is_at(text[start:end]) for start, end in found)
-            lost = number in broken or changed_text[number]
-            if found and not lost and totals[number] > 1:
-                # Of equal contents, each has one place, unless the template leaves out or repeats some of them.
-                lost = totals[number] != len(found)
-                found = found[seen[number] : seen[number] + 1]
-                seen[number] += 1
-            contents.append(replace(content, lost=lost, spans=() if lost else tuple(found)))
-        return ChatContents(roles, contents, system=self._places_of_system(text))
-
-    def _places_of_system(self, text: str) -> list[CharSpan]:
-        """Where the template wrote the texts of the system as they are."""
-        found, end = [], 0
+            # Of equal contents, each has one place, unless the template leaves out or repeats some of them.
+            is_uneven = found and totals[number] not in (1, len(found))
+            if is_uneven or not all(content.is_at(text[start:end]) for start, end in found):
+                lost.add(number)
+            places[number] = iter(() if number in lost else found)
+        contents = [
+            replace(
+                content,
+                lost=number in lost,
+                spans=tuple(islice(places[number], 1 if totals[number] > 1 else None)),
+            )
+            for number, content in self._marked
+        ]
+        system: list[CharSpan] = []  # where the template wrote the texts of the system as they are
+        end = 0
         for part in self._system:
             if (start := text.find(part, end)) >= 0:
                 end = start + len(part)
-                found.append((start, end))
-        return found
+                system.append((start, end))
+        return ChatContents(roles, contents, system=system)
+
+
+def texts_of(message: Mapping[str, Any]) -> list[str]:
+    """The texts of a message's content."""
+    content = message.get("content")
+    parts = content if isinstance(content, list | tuple) else [content]
+    texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
+    return [text for text in texts if isinstance(text, str)]
 
 
 def chars_of(messages: Messages) -> int:
-    """The characters of all texts of messages whose contents are texts or lists."""
-    contents = (message.get("content") for message in messages)
-    parts = (part for content in contents for part in (content if isinstance(content, list) else [content]))
-    texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
-    return sum(len(text) for text in texts if isinstance(text, str))
+    return sum(len(text) for message in messages for text in texts_of(message))
 
 
 def changed(messages: Messages, change: Callable[[int, str], str] = lambda _, text: text) -> list[dict[str, Any]]:
@@ -160,10 +161,6 @@ def changed(messages: Messages, change: Callable[[int, str], str] = lambda _, te
     return copies
 
 
-def _plain_role(role: str) -> str:
-    return "tool" if role in TOOL_ROLES else "system" if role in SYSTEM_ROLES else role
-
-
 def calls_of(messages: Messages) -> dict[int, tuple[int, int]]:
     """The call of each result of a tool, by its message's index: the index of the call's message, and its place."""
     places: dict[str, tuple[int, int]] = {}
@@ -180,7 +177,7 @@ def calls_of(messages: Messages) -> dict[int, tuple[int, int]]:
 
 def tools_of(messages: Messages) -> dict[int, str]:
     """The name of the tool whose result a message is, by the message's index: its own, or that of the call."""
-    calls = {at: messages[by]["tool_calls"][place]["function"] for at, (by, place) in calls_of(messages).items()}
-    results = ((at, message) for at, message in enumerate(messages) if message.get("role") in TOOL_ROLES)
-    names = ((at, message.get("name") or calls.get(at, {}).get("name")) for at, message in results)
-    return {at: str(name) for at, name in names if name}
+    names = {at: message.get("name") for at, message in enumerate(messages) if message.get("role") in TOOL_ROLES}
+    for at, (by, place) in calls_of(messages).items():
+        names[at] = names[at] or messages[by]["tool_calls"][place]["function"].get("name")
+    return {at: str(name) for at, name in names.items() if name}

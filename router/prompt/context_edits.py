@@ -36,18 +36,14 @@ class _Turns(BaseModel, extra="forbid", strict=True):
     value: int = Field(ge=1)
 
 
-_Tokens = _Limit[Literal["input_tokens"]]
-_Uses = _Limit[Literal["tool_uses"]]
-
-
 class ClearToolUses(BaseModel, extra="forbid", strict=True):
     """Above `trigger`, the results of tools are cleared but for the last `keep` uses and `exclude_tools`; none, if that
     saves less than `clear_at_least`. clear_tool_inputs: also the arguments of these calls, or of these tools' calls."""
 
     type: Literal["clear_tool_uses_20250919"]
     trigger: _Limit[Literal["input_tokens", "tool_uses"]] = _Limit(type="input_tokens", value=100_000)
-    keep: _Uses = _Uses(type="tool_uses", value=3)
-    clear_at_least: _Tokens | None = None
+    keep: _Limit[Literal["tool_uses"]] = _Limit(type="tool_uses", value=3)
+    clear_at_least: _Limit[Literal["input_tokens"]] | None = None
     exclude_tools: list[str] | None = None
     clear_tool_inputs: bool | list[str] | None = None
 
@@ -122,24 +118,25 @@ def without_tool_uses(
         return messages, {}
     if chat.contents is None or offsets is None:
         raise InvalidOptionError(f"{FIELD} has no effect with this model: its template changes the results", FIELD)
-    tools, protected = tools_of(messages), {*kept, *(edit.exclude_tools or ())}
-    stays = {at for at, tool in tools.items() if tool in protected}
+    tools, calls, inputs = tools_of(messages), calls_of(messages), edit.clear_tool_inputs
+    stays = {at for at, tool in tools.items() if tool in {*kept, *(edit.exclude_tools or ())}}
     stays |= {content.message for content in chat.contents if not content.spans or content.keep == "always"}
     ends, tokens = [0] * (len(messages) + 1), Counter[int]()
     placed = [content for content in chat.contents if content.spans]
     spans = tokens_touched_by_each([content.spans[0] for content in placed], char_ranges(offsets))
-    for content, (start, end) in zip(placed, (span or (0, 0) for span in spans), strict=True):
+    for content, span in zip(placed, spans, strict=True):
+        start, end = span or (0, 0)
         ends[content.message + 1] = max(ends[content.message + 1], end)
         tokens[content.message] += end - start
     gains = {at: 0 if at in stays else max(0, tokens[at] - count(PLACEHOLDER)) for at in results}
-    calls, inputs, uses = calls_of(messages), edit.clear_tool_inputs, dict(gains)
+    uses = dict(gains)
     clears = {at for at in calls.keys() - stays if (tools.get(at) in inputs if isinstance(inputs, list) else inputs)}
     for at in clears:
         by, place = calls[at]
-        given = messages[by]["tool_calls"][place]["function"].get("arguments")
-        uses[at] += max(0, count(str(given or "")) - count(NO_ARGUMENTS))
-    turns = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
+        arguments = messages[by]["tool_calls"][place]["function"].get("arguments")
+        uses[at] += max(0, count(str(arguments or "")) - count(NO_ARGUMENTS))
     before = list(accumulate(ends, max))
+    turns = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
     found = cleared_uses(edit, uses, [(at, before[at]) for at in (*turns, len(messages))])
     cleared = [dict(message) for message in messages]
     for at in found:
@@ -147,8 +144,8 @@ def without_tool_uses(
             cleared[at]["content"] = PLACEHOLDER
         if at in clears:
             by, place = calls[at]
-            asked = cleared[by]["tool_calls"] = [*cleared[by]["tool_calls"]]
-            asked[place] = {**asked[place], "function": {**asked[place]["function"], "arguments": NO_ARGUMENTS}}
+            calling = cleared[by]["tool_calls"] = [*cleared[by]["tool_calls"]]
+            calling[place] = {**calling[place], "function": {**calling[place]["function"], "arguments": NO_ARGUMENTS}}
     return cleared, {"cleared_tool_uses": len(found)}
 
 

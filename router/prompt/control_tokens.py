@@ -6,16 +6,18 @@ tokenizer that knows no control tokens. A part ends at the template's own contro
 encodes what stands between two control tokens as if it stood alone, which `ControlTokens` tries out at its start.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
-from typing import Any, Literal
+from collections.abc import Sequence
+from itertools import pairwise, product
+from typing import Literal
 
+import numpy as np
 import re2
 from tokenizers import Tokenizer
 
-from router.prompt.contents import ChatContents
+from kv_transfer.arrays import mask_of
+from router.prompt.contents import ChatContents, Messages, texts_of
 from router.prompt.markers import CharSpan
+from router.prompt.protected_spans import char_ranges, tokens_touched_by_each
 from skim_common.errors import InvalidRequestError
 
 Handling = Literal["text", "refuse", "allow"]
@@ -29,16 +31,19 @@ class ControlTokens:
 
     def __init__(self, backend: Tokenizer, handling: Handling) -> None:
         special = {number: token for number, token in backend.get_added_tokens_decoder().items() if token.special}
-        self._ids, self._refuses = frozenset(special), handling == "refuse"
+        self._ids, self._refuses = [*special], handling == "refuse"
         names = [re2.escape(token.content) for token in special.values()]
         self._pattern = re2.compile("|".join(names)) if names and handling != "allow" else None
         self._plain = Tokenizer.from_str(backend.to_str())
         self._plain.encode_special_tokens = True
         self._exact = all(_stands_alone(backend, self._plain, token.content) for token in special.values())
 
-    def in_chat(self, messages: Iterable[Mapping[str, Any]]) -> bool:
+    def in_chat(self, messages: Messages) -> bool:
         """Whether a text of the messages has control tokens to be made text. Raises InvalidRequestError if refused."""
-        if self._pattern is None or not any(self._pattern.search(text) for text in map(_text_of, messages)):
+        if self._pattern is None or not any(
+            self._pattern.search("".join(texts_of(message)))  # a token may begin in one text and end in the next
+            for message in messages
+        ):
             return False
         if self._refuses or not self._exact:
             raise InvalidRequestError(f"a message contains a control token of the model; {_HINT}")
@@ -54,20 +59,13 @@ class ControlTokens:
         if offsets is None or chat.contents is None or any(content.lost for content in chat.contents):
             raise InvalidRequestError(f"a message contains a control token, and this chat is not mapped; {_HINT}")
         spans = sorted(span for content in chat.contents for span in content.spans)
-        starts, ends = [start for start, _ in spans], [*accumulate((end for _, end in spans), max)]
-
-        def in_content(start: int, end: int) -> bool:
-            before = bisect_left(starts, end)
-            return before > 0 and ends[before - 1] > start
-
-        own = [
-            number in self._ids and in_content(start, end) for number, (start, end) in zip(ids, offsets, strict=True)
-        ]
-        borders = [at for at, number in enumerate(ids) if number in self._ids and not own[at]]
+        places = [*filter(None, tokens_touched_by_each(spans, char_ranges(offsets)))]
+        special, in_content = np.isin(ids, self._ids), mask_of(places, len(ids))
+        own, borders = special & in_content, np.flatnonzero(special & ~in_content).tolist()
         new_ids: list[int] = []
         new_offsets: list[CharSpan] = []
-        for first, last in zip([-1, *borders], [*borders, len(ids)], strict=True):
-            if any(own[first + 1 : last]):
+        for first, last in pairwise([-1, *borders, len(ids)]):
+            if own[first + 1 : last].any():
                 start = offsets[first][1] if first >= 0 else 0
                 part = text[start : offsets[last][0] if last < len(ids) else len(text)]
                 encoded = self._plain.encode(part, add_special_tokens=False)
@@ -76,29 +74,16 @@ class ControlTokens:
             else:
                 new_ids += ids[first + 1 : last]
                 new_offsets += offsets[first + 1 : last]
-            if last < len(ids):
-                new_ids.append(ids[last])
-                new_offsets.append(offsets[last])
+            new_ids += ids[last : last + 1]
+            new_offsets += offsets[last : last + 1]
         return new_ids, new_offsets
 
 
 def _stands_alone(backend: Tokenizer, plain: Tokenizer, token: str) -> bool:
     """Whether text is encoded on each side of `token` as if it stood alone, and without control tokens alike."""
-    for before in _SAMPLES:
-        for after in _SAMPLES:
-            whole = backend.encode(before + token + after, add_special_tokens=False).ids
-            number = backend.token_to_id(token)
-            parts = [plain.encode(part, add_special_tokens=False).ids for part in (before, after)]
-            if whole != [*parts[0], number, *parts[1]]:
-                return False
-    return True
-
-
-def _text_of(message: Mapping[str, Any]) -> str:
-    """The texts of a message one after the other: a control token may begin in one and end in the next."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list | tuple) else ()
-    texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
-    return "".join(text for text in texts if isinstance(text, str))
+    number = backend.token_to_id(token)
+    parts = {part: plain.encode(part, add_special_tokens=False).ids for part in _SAMPLES}
+    return all(
+        backend.encode(before + token + after, add_special_tokens=False).ids == [*parts[before], number, *parts[after]]
+        for before, after in product(_SAMPLES, repeat=2)
+    )

@@ -28,6 +28,7 @@ MAY_STAY = {
         "contents.changed",
         "contents.<lambda>",
         "contents.chars_of",
+        "contents.texts_of",
         "context_edits.without_thinking",
         "context_edits.read_edits",
     ),
