@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from router.prompt.structure.rows import STOPS, Bools, Ints, Rows, Shapes, starts_small
-from router.prompt.text.codes import Codes, among
+from router.prompt.structure.rows import STOPS, Bools, Ints, Rows, Shapes
+from router.prompt.text.codes import Codes, among, known_characters
 
 LEAST, MANY = 3, 6
 """So often a class recurs; and one of words alone whose rows only follow in order."""
@@ -89,7 +89,7 @@ class Classes(NamedTuple):
         cycle = ((later & ~alternate) | outer) & (worded | (_share(key, speaks) < BODY))
 
         edge, words = rows.fresh | rows.apart, shapes.strength < 0
-        heading = edge & title & (size <= TITLE) & ~starts_small(first)
+        heading = edge & title & (size <= TITLE) & ~known_characters().small[first]
         able = (shapes.strength > 0) | ((shapes.strength == 0) & (_share(key, edge & title) >= BODY))
         able |= words & (_share(key, heading) >= MOSTLY)
         able |= cycle & (_share(key, ~among(last, STOPS)) >= MOSTLY) & (~words | (count > MANY))

@@ -7,10 +7,10 @@ import numpy as np
 
 from router.prompt.structure.classes import SHORT, TITLE, Classes
 from router.prompt.structure.labels import NONE, Labels
-from router.prompt.structure.rows import Ints, Rows, Shapes, starts_small
+from router.prompt.structure.rows import Ints, Rows, Shapes
 from router.prompt.structure.signs import SIGN, fences_of, headings_of, names_indented
 from router.prompt.structure.tables import tables_of
-from router.prompt.text.codes import Codes, among
+from router.prompt.text.codes import Codes, among, known_characters
 from router.prompt.text.lines import Lines
 
 MOST_LABELS = 8
@@ -71,7 +71,7 @@ class _Nesting:
         bullet, deeper = np.array(classes.bullet), np.array(classes.deeper)
         colon, listed = among(last, ":\uff1a"), np.append(bullet[1:], False)
         title = (np.append(size[1:], 0) > np.maximum(TITLE, 2 * size)) & classes.title & (size <= TITLE) & (size > 1)
-        title = (title & ~starts_small(first)) | (colon & ~listed & rows.apart & (size <= SHORT))
+        title = (title & ~known_characters().small[first]) | (colon & ~listed & rows.apart & (size <= SHORT))
         title &= rows.fresh & ~among(first, _QUOTES) & ~bullet & (rows.indent < 8)
         self.classes, self.cut, self.strength = classes, shapes.cut.tolist(), shapes.strength.tolist()
         self.title, self.list, self.fresh = title.tolist(), (colon & listed).tolist(), rows.fresh.tolist()

@@ -27,7 +27,11 @@ MOST_PARTS = 100_000
 MOST_QUOTES = 8
 """Signs of a quotation before a line, each of which counts as an indent."""
 SYMBOLS = 14
-"""A shape has so many. Prose, which has no sign so early, is told apart by its first three."""
+"""A shape has so many at most."""
+PROSE, WORDS = 3, 4
+"""Prose, which has no sign so early, is told apart by its first symbols alone; a row's first word is among these."""
+WIDTH, LONGEST_WORD = 100, 16
+"""Characters of a row that its shape looks at, and of its first word."""
 MARKS = ":|=)]>#@\u00a7%+/&~^{$\\\t\uff1a\u3011\u3001"
 """Signs that end a prefix, such as "12)" or "Name:"."""
 JOINS = "|*+:=~^\uff1a"
@@ -38,6 +42,7 @@ NUMERALS = "\u3007\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03\u516b\u4e5d\u5341\u
 _TAG = re2.compile(r"<(/?)([A-Za-z_][\w:.-]*)([^<>]*)>")
 _LOWER, _UPPER, _DIGIT, _MIXED, _SPACE, _SIGN = range(1, 7)
 _M = np.uint64(0x9E3779B97F4A7C15)
+_INVERSE = np.uint64(pow(int(_M), -1, 1 << 64))
 
 
 class Rows(NamedTuple):
@@ -137,23 +142,18 @@ def _parts(text: str, codes: Codes, raw: Ints) -> Iterator[_Parts]:
 
 
 @cache
-def _symbols() -> Ints:
-    """The symbol of each character: its kind or, of a sign and of what is written without spaces, its own."""
+def _symbols() -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """The symbol of each character: its kind or, of a sign and of what is written without spaces, its own. And the same
+    with one symbol for all that a word with digits is made of."""
     known, points = known_characters(), [chr(code) for code in range(0x10000)]
-    lower = np.array([point == point.lower() != point.upper() for point in points])
-    kind = np.where(lower, _LOWER, _UPPER)
-    table = np.where(known.word | known.mark, kind, np.arange(0x10000) + _SIGN)
+    table = np.where(known.word | known.mark, np.where(known.small, _LOWER, _UPPER), np.arange(0x10000) + _SIGN)
     table[ord("_")] = _LOWER
     table[known.alone] = np.flatnonzero(known.alone) + _SIGN
     table[known.digit] = _DIGIT
     table[[ord(point) for point in NUMERALS]] = _DIGIT
     table[[point.isspace() and point != "\t" for point in points]] = _SPACE
-    return table
-
-
-def starts_small(codes: Codes) -> Bools:
-    """Which of the characters are small letters."""
-    return (_symbols() == _LOWER)[codes]
+    together = np.where((table == _UPPER) | (table == _DIGIT), _LOWER, table)
+    return table.astype(np.int32), together.astype(np.int32)
 
 
 class Shapes(NamedTuple):
@@ -171,58 +171,65 @@ class Shapes(NamedTuple):
     @classmethod
     def of(cls, codes: Codes, rows: Rows) -> "Shapes":
         """codes: of the text."""
-        kind = _symbols()[codes]
-        group = np.where((kind == _UPPER) | (kind == _DIGIT), _LOWER, kind)
-        runs = np.flatnonzero(np.r_[True, (group[1:] != group[:-1]) | (group[1:] > _SIGN)])
-        digits = np.add.reduceat(kind == _DIGIT, runs, dtype=np.int64)
-        symbol, is_word = kind[runs], group[runs] == _LOWER
-        symbol[is_word & (digits > 0)] = _MIXED
-        symbol[is_word & (digits == np.diff(runs, append=codes.size))] = _DIGIT
-        words = _hashes(codes, runs, np.append(runs[1:], codes.size).clip(max=runs + 16))
-        mark, join = (among(np.arange(0x10000 + _SIGN).clip(min=_SIGN) - _SIGN, of) for of in (MARKS, JOINS))
-        mark[:_SIGN], join[:_SIGN] = False, False
-        is_text = np.r_[np.arange(_SIGN) <= _MIXED, known_characters().alone]
-        star, stop, close = (ord(sign) + _SIGN for sign in "*.>")
-        start = np.searchsorted(runs, rows.first)
-        key, short, word = np.zeros((3, start.size), np.uint64)
-        strength, cut, going = np.full(start.size, -1), rows.end.copy(), np.ones(start.size, bool)
-        before = np.zeros(start.size, np.int64)
-        for place in range(SYMBOLS):
-            run = np.minimum(start + place, runs.size - 1)
-            going &= (start + place < runs.size) & (runs[run] < rows.end)
-            if not going.any():
-                break
-            s = symbol[run]
-            ends = going & (s == _SPACE) & (strength >= 0)
-            key = np.where(going, (key + s.astype(np.uint64) + np.uint64(1)) * _M, key)
-            word = np.where(going & (word == 0) & is_text[s] & (place < 4), words[run], word)
-            numbered = (s == _DIGIT) | (s == _MIXED)
-            strength = np.where(going & numbered & (strength < 0), 0, strength)
-            signed = mark[s] | ((s == star) & (place > 0)) | ((s == stop) & (before == _DIGIT))
-            strength = np.where(going & signed, 1, strength)
-            ends |= going & ((s == ord("\t") + _SIGN) | ((s == close) & (place > 1)))
-            ends |= going & (place == 1) & join[s] & (before != _DIGIT)
-            cut = np.where(ends, runs[run] + (s != _SPACE), cut)
-            going &= ~ends
-            before = s
-            if place == 2:
-                short = key.copy()
-        far = np.append(runs, codes.size)[np.minimum(start + SYMBOLS, runs.size)]
-        cut = np.where(strength < 0, rows.first, np.where(going, np.minimum(far, rows.end), cut))
-        key = (np.where(strength < 0, short, key) + rows.indent.astype(np.uint64)) * _M
-        whole = _hashes(codes, rows.first, rows.end) + rows.indent.astype(np.uint64) * _M
-        return cls(_numbered(key), _numbered(key + word * _M), _numbered(whole), cut, strength, word > 0)
+        length = rows.end - rows.first
+        size = length.clip(max=WIDTH)
+        ends = np.cumsum(size)
+        starts = ends - size
+        offset = np.arange(int(ends[-1])) - np.repeat(starts, size)
+        seen = codes[np.repeat(rows.first, size) + offset]
+        sums = np.r_[np.uint64(0), np.cumsum((seen + np.uint64(1)) * _powers(_M)[offset])]
+
+        kinds, groups = _symbols()
+        group = groups[seen]
+        edge = np.r_[True, (group[1:] != group[:-1]) | (group[1:] > _SIGN)]
+        edge[starts] = True
+        run = np.flatnonzero(edge)
+        at = np.searchsorted(run, starts)
+        place = np.arange(run.size) - np.repeat(at, np.diff(at, append=run.size))
+        few = place < SYMBOLS
+        run, run_ends, place = run[few], np.append(run[1:], seen.size)[few], place[few]
+        at = np.flatnonzero(place == 0)
+        row = np.cumsum(place == 0) - 1
+        symbol, char = kinds[seen[run]], seen[run]
+        digit = np.r_[0, np.cumsum((kinds == _DIGIT)[seen], dtype=np.int32)]
+        digits = digit[run_ends] - digit[run]
+        mixed = (group[run] == _LOWER) & (digits > 0)
+        symbol[mixed] = np.where(digits == run_ends - run, _DIGIT, _MIXED)[mixed]
+        after_number = np.r_[False, symbol[:-1] == _DIGIT] & (place > 0)
+
+        numbered = (symbol == _DIGIT) | (symbol == _MIXED)
+        signed = among(char, MARKS) | ((char == ord("*")) & (place > 0)) | ((char == ord(".")) & after_number)
+        told = _first(numbered | signed, place, at)
+        is_end = ((symbol == _SPACE) & (place > told[row])) | (char == ord("\t"))
+        is_end |= ((char == ord(">")) & (place > 1)) | ((place == 1) & among(char, JOINS) & ~after_number)
+        last = _first(is_end, place, at)
+        held = place <= last[row]
+        strength = np.maximum.reduceat(np.where(held, np.where(signed, 1, numbered - 1), -1), at)
+        word = _first(held & (place < WORDS) & ((symbol <= _MIXED) | known_characters().alone[char]), place, at)
+        has_word = word < SYMBOLS
+        begin = at + np.where(has_word, word, 0)
+        name = sums[np.minimum(run_ends[begin], run[begin] + LONGEST_WORD)] - sums[run[begin]]
+        name *= has_word * _powers(_INVERSE)[offset[run[begin]]]
+        held &= (strength >= 0)[row] | (place < PROSE)
+        indent = rows.indent.astype(np.uint64) * _M
+        key = indent + np.add.reduceat(held * (symbol.astype(np.uint64) + np.uint64(1)) * _powers(_M)[place + 1], at)
+        whole = indent + sums[ends] - sums[starts] + length.astype(np.uint64)
+        stop = at + np.minimum(last, np.diff(at, append=run.size) - 1)
+        prefix = np.where(last < SYMBOLS, run[stop] + (symbol[stop] != _SPACE), run_ends[stop]) - starts
+        cut = rows.first + np.where(strength < 0, 0, prefix)
+        return cls(_numbered(key), _numbered(key + name * _M), _numbered(whole), cut, strength, has_word)
+
+
+def _first(chosen: Bools, place: Ints, at: Ints) -> Ints:
+    """The first place in each row that is chosen, or SYMBOLS. at: where each row begins among the places."""
+    first: Ints = np.minimum.reduceat(np.where(chosen, place, SYMBOLS), at)
+    return first
 
 
 def _numbered(keys: npt.NDArray[np.uint64]) -> Ints:
     return np.unique(keys, return_inverse=True)[1].astype(np.int64)
 
 
-def _hashes(codes: Codes, starts: Ints, ends: Ints) -> npt.NDArray[np.uint64]:
-    """A number of the characters of each range."""
-    size = ends - starts
-    before = np.cumsum(size) - size
-    place = np.arange(int(size.sum())) - np.repeat(before, size)
-    powers = np.cumprod(np.full(int(size.max(initial=1)), _M))
-    values = (codes[np.repeat(starts, size) + place].astype(np.uint64) + np.uint64(1)) * powers[place]
-    return np.add.reduceat(values, before)
+@cache
+def _powers(base: np.uint64) -> npt.NDArray[np.uint64]:
+    return np.cumprod(np.r_[np.uint64(1), np.full(WIDTH, base)])
