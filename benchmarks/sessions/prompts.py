@@ -9,8 +9,7 @@ from benchmarks.sessions.traces import Session, Turn
 from kv_transfer.arrays import Int32Array, Span
 from kv_transfer.layout import Frame, TextLayout
 from router.options.request import PrefillOptions
-from router.prompt.protected_spans import PromptSpans
-from router.prompt.rendered import RenderedPrompt
+from router.prompt.rendered import PromptSpans, RenderedPrompt
 
 FRAME = Frame(*(np.arange(size, dtype=np.int32) for size in (24, 8, 8)))
 UNIT = 16

@@ -13,7 +13,7 @@ from kv_transfer.layout import NO_LAYOUT, TextLayout
 from kv_transfer.options import AUTO
 from router.decision.pool_time import PoolTime
 from router.options.request import PrefillOptions
-from router.prompt.protected_spans import PromptSpans
+from router.prompt.rendered import PromptSpans
 from skim_common.models.costs import Read
 from skim_common.models.info import ModelInfo
 

@@ -25,7 +25,7 @@ from router.dispatch.state import CallState, Outcome
 from router.dispatch.telemetry import note_tokenized
 from router.options.errors import RefusedError
 from router.options.request import PrefillOptions
-from router.prompt.protected_spans import PromptSpans
+from router.prompt.rendered import PromptSpans
 from skim_common.errors import InvalidRequestError
 
 MAX_ID_CHARS = 512

@@ -20,8 +20,7 @@ from router.decision.forecast import Forecast
 from router.options.request import SYSTEM_ROLES, PrefillOptions
 from router.prompt.context_edits import Edit
 from router.prompt.markers import KeepFields
-from router.prompt.protected_spans import PromptSpans
-from router.prompt.rendered import RenderedPrompt
+from router.prompt.rendered import PromptSpans, RenderedPrompt
 from skim_common.deadline import NO_DEADLINE, Deadline
 
 

@@ -7,21 +7,17 @@ always kept, and so is the system prompt, unless `keep_by_role` names it. Raw te
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kv_transfer.arrays import Float32Array, Int32Array, Span, check_spans, mask_of, spans_of
-from kv_transfer.layout import TextLayout
-from router.options.request import TOOL_ROLES, Keep, PolicyOptions, PrefillOptions
+from kv_transfer.arrays import Float32Array, Int32Array, Span
+from router.options.request import TOOL_ROLES, Keep, PolicyOptions
 from router.prompt.contents import ChatContents, Content
 from router.prompt.markers import CharSpan
-from router.prompt.task.speech import Speech, Turn, find_speech, merged, speech_of_turns
-
-MOST_CHARS = 2048
-"""So many characters of a task say which kind it is."""
+from router.prompt.task.speech import Speech, Turn, merged, speech_of_turns
 
 MOST_NOTE = 1024
 """Characters of a client's note at the end of a tool's result."""
@@ -32,26 +28,6 @@ Offsets = Sequence[tuple[int, int]] | CharRanges
 """As CharRanges, also as the pairs that a tokenizer gives."""
 
 
-class PromptSpans(NamedTuple):
-    """layout: without units, indents and links. Its protected spans are sorted and apart. It has no questions if the
-    task is unknown: token ids, a turn that is not found, or a long text without speech.
-
-    opening: tokens before the first message that is not the system's: the template's beginning, the system prompt, the
-    tools. 0 if it is unknown, and for raw text. unmapped: of a chat, it is not known where the contents are; all of it
-    is protected. lost: the number of contents whose place is not known; they are protected.
-    """
-
-    layout: TextLayout
-    opening: int = 0
-    unmapped: bool = False
-    lost: int = 0
-
-    @property
-    def protected_tokens(self) -> int:
-        """Tokens inside the protected spans."""
-        return int((self.layout.protected[:, 1] - self.layout.protected[:, 0]).sum())
-
-
 class ChatChars(NamedTuple):
     """Character ranges of a rendered chat. compressible: those that selection may drop from, and how much is kept.
 
@@ -60,45 +36,8 @@ class ChatChars(NamedTuple):
     """
 
     compressible: list[tuple[CharSpan, Keep]]
-    tasks: Sequence[CharSpan] = ()
-    opening: int = 0
-
-
-def prompt_spans(
-    size: int,
-    options: PrefillOptions,
-    chat: ChatContents | None,
-    text: str | None,
-    offsets: Offsets | None,
-) -> PromptSpans:
-    """The spans of a prompt of `size` tokens.
-
-    chat: the contents of a chat; None for raw text. text: the prompt, of a chat as it was rendered. offsets: each
-    token's character range in `text`.
-    Raises InvalidRequestError for a span of the options that is not inside the prompt.
-    """
-    check_spans(options.protected_spans, size)
-    keep = mask_of(options.protected_spans, size)
-    keep[0] = True  # the first token is an attention sink (StreamingLLM, arXiv 2309.17453)
-    ranges = None if text is None or offsets is None or len(offsets) != size else char_ranges(offsets)
-    if chat is None:
-        if text is None or ranges is None:
-            return PromptSpans(TextLayout(spans_of(keep)))
-        speech = find_speech(text, [(0, len(text))], raw=True)
-        keep |= mask_of([*filter(None, tokens_touched_by_each(speech.spans, ranges))], size)
-        return PromptSpans(TextLayout(spans_of(keep), questions=_questions(speech.tasks, ranges)))
-    if text is None or ranges is None or chat.contents is None:
-        keep[:] = True
-        return PromptSpans(TextLayout(spans_of(keep)), unmapped=True)
-    chars = chat_chars(text, chat, options, _message_tokens(chat.contents, ranges))
-    inside = tokens_inside([span for span, _ in chars.compressible], ranges)
-    keep |= inside < 0
-    questions = _questions(chars.tasks, ranges)
-    return PromptSpans(
-        TextLayout(spans_of(keep), *_rated(chars.compressible, inside), questions=questions, frame=chat.frame),
-        int(np.argmax(ranges[:, 1] > chars.opening)),
-        lost=sum(content.lost for content in chat.contents),
-    )
+    tasks: Sequence[CharSpan]
+    opening: int
 
 
 def char_ranges(offsets: Offsets) -> CharRanges:
@@ -186,42 +125,26 @@ def without(spans: Sequence[CharSpan], left_out: Sequence[CharSpan]) -> list[Cha
     return found
 
 
-def _questions(tasks: Sequence[CharSpan], ranges: CharRanges) -> Int32Array:
+def questions_of(tasks: Sequence[CharSpan], ranges: CharRanges) -> Int32Array:
     """The tokens of the tasks, int32 [Q, 2]. Tasks that share a token are one."""
     found = merged([*filter(None, tokens_touched_by_each(tasks, ranges))], gap=0)
     return np.array(found, np.int32).reshape(-1, 2)
 
 
-def _message_tokens(contents: Sequence[Content], ranges: CharRanges) -> dict[int, int]:
+def message_tokens(contents: Sequence[Content], ranges: CharRanges) -> dict[int, int]:
     """The number of tokens of each message's contents, by the message's index."""
     placed = sorted((span, content.message) for content in contents for span in content.spans)
     inside = tokens_inside([span for span, _ in placed], ranges)
-    counts = np.bincount(inside[inside >= 0], minlength=len(placed))
-    tokens: dict[int, int] = {}
-    for (_, message), count in zip(placed, counts.tolist(), strict=True):
-        tokens[message] = tokens.get(message, 0) + count
-    return tokens
+    messages = np.array([message for _, message in placed], np.int64)
+    return dict(enumerate(np.bincount(messages[inside[inside >= 0]]).tolist()))
 
 
-def _rated(ranges: Sequence[tuple[CharSpan, Keep]], inside: npt.NDArray[np.int64]) -> tuple[Int32Array, Float32Array]:
+def rated_spans(
+    ranges: Sequence[tuple[CharSpan, Keep]], inside: npt.NDArray[np.int64]
+) -> tuple[Int32Array, Float32Array]:
     """The runs of tokens with a keep rate of their own, int32 [R, 2], and their rates. inside: by `tokens_inside`."""
-    edges = [0, *(np.flatnonzero(np.diff(inside)) + 1).tolist(), inside.size]
-    runs = [(span, ranges[inside[span[0]]][1]) for span in pairwise(edges) if inside[span[0]] >= 0]
-    rated = [(span, keep) for span, keep in runs if not isinstance(keep, str)]
-    spans = np.array([span for span, _ in rated], np.int32).reshape(-1, 2)
-    return spans, np.array([rate for _, rate in rated], np.float32)
-
-
-def task_text(questions: Int32Array, chat: ChatContents | None, text: str | None, offsets: Offsets | None) -> str:
-    """The texts of the tasks, each on lines of its own; the end of a long one. Without a task, the end of the last user
-    message or of a raw prompt; "" without a text. questions: their token spans. chat, text, offsets: as in
-    `prompt_spans`.
-    """
-    if len(questions) and text is not None and offsets is not None:
-        return "\n".join(text[offsets[first][0] : offsets[end - 1][1]] for first, end in questions.tolist())[
-            -MOST_CHARS:
-        ]
-    if chat is None:
-        return (text or "")[-MOST_CHARS:]
-    asked = [content.text for content in chat.contents or () if content.role == "user"]
-    return asked[-1][-MOST_CHARS:] if asked else ""
+    starts = np.r_[0, np.flatnonzero(np.diff(inside)) + 1]
+    spans = np.stack([starts, np.append(starts[1:], inside.size)], 1)
+    rates = [np.nan if isinstance(keep, str) else keep for _, keep in ranges]
+    found = np.array([*rates, np.nan], np.float32)[inside[starts]]  # the last for the number -1
+    return spans[~np.isnan(found)].astype(np.int32), found[~np.isnan(found)]

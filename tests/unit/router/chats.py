@@ -49,6 +49,11 @@ def _ids(text):
     return [7 + ord(one) % 900 for one in text]
 
 
+def prompt_spans(size, options, chat, text, offsets):
+    """The spans of a prompt whose token ids do not matter."""
+    return RenderedPrompt(np.zeros(size, np.int32), text, offsets, chat).spans(options)
+
+
 def result(number, lines=60):
     """The text of a tool's result: lines of about thirty tokens."""
     return "\n".join(f"row {number}{line:03d} holds the value {line * 37 % 1000}." for line in range(lines))

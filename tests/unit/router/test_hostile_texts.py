@@ -27,7 +27,6 @@ from router.options.nesting import too_deep
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat
 from router.prompt.markers import messages_with_keeps
-from router.prompt.protected_spans import prompt_spans
 from router.prompt.rendered import RenderedPrompt
 from router.prompt.task.speech import Turn, speech_of_turns
 from router.prompt.token_cache import KnownTokens
@@ -35,6 +34,7 @@ from router.vllm_front import body_errors
 from skim_common.errors import InvalidRequestError
 from speculator_service.selection.units import nested_ranks
 from speculator_service.translation import readable
+from tests.unit.router.chats import prompt_spans
 from tests.unit.router.prompt.test_control_tokens import byte_level
 
 SIZES = 65536, 32768, 16384, 8192

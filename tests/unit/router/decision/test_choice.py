@@ -11,7 +11,7 @@ from router.decision import choice
 from router.decision.choice import MARGIN, STALE_S, Decision, Estimate, Reads, estimate, sooner
 from router.decision.pool_time import ENOUGH, PoolTime
 from router.options.request import PrefillOptions
-from router.prompt.protected_spans import PromptSpans
+from router.prompt.rendered import PromptSpans
 from skim_common.models.costs import Read
 from tests.unit.kv_transfer.layouts import layout_of
 

@@ -14,7 +14,7 @@ from router.dispatch.request import Request
 from router.dispatch.state import CallState
 from router.options.request import PREFILL, PrefillOptions, SpeculationOptions
 from router.options.settings import RouterConfig
-from router.prompt.protected_spans import task_text
+from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import InvalidRequestError
 from tests.unit.actors.local_meter import LocalMeter
 from tests.unit.router.conftest import LocalPools
@@ -184,11 +184,13 @@ class Reading:
 
     def __init__(self, monkeypatch):
         self.count = 0
-        monkeypatch.setattr("router.prompt.rendered.task_text", self.read)
+        task_text = RenderedPrompt.task_text
 
-    def read(self, *args):
-        self.count += 1
-        return task_text(*args)
+        def read(*asked):
+            self.count += 1
+            return task_text(*asked)
+
+        monkeypatch.setattr(RenderedPrompt, "task_text", read)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ async def test_a_prompt_that_runs_dense_anyway_gets_no_advice(monkeypatch, optio
 @pytest.mark.parametrize("sampling", [{"bad_words": ["x"] * 2000}, {"structured_outputs": {"regex": "(" * 2000}}])
 async def test_a_prompt_that_is_refused_costs_neither_spans_nor_advice(monkeypatch, sampling):
     reading, pools = Reading(monkeypatch), small_pools()
-    monkeypatch.setattr("router.prompt.rendered.prompt_spans", lambda *args: pytest.fail("spans of a bad prompt"))
+    monkeypatch.setattr(RenderedPrompt, "spans", lambda *args: pytest.fail("spans of a bad prompt"))
     dispatcher = Dispatcher(pools, DEFAULTS, SpeculationOptions(), RouterConfig(), LocalMeter())
     call = CallState(Request(PREFILL.resolve(DEFAULTS, None, None), DecodeOptions()))
     prompt = asking(COUNTING)

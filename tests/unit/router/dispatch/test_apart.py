@@ -39,7 +39,7 @@ MAY_STAY = {
         "rendered.RenderedPrompt.size",
         "rendered.RenderedPrompt.message_spans",
     ),
-    *("protected_spans.PromptSpans.protected_tokens", "protected_spans.tokens_touched_by_each"),
+    *("rendered.PromptSpans.protected_tokens", "protected_spans.tokens_touched_by_each"),
     "protected_spans.char_ranges",
     "rendered.RenderedPrompt.message_spans",
 }

@@ -14,9 +14,9 @@ from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat
 from router.prompt.control_tokens import ControlTokens
 from router.prompt.markers import Markers, messages_with_keeps
-from router.prompt.protected_spans import prompt_spans
 from router.prompt.rendered import RenderedPrompt
 from skim_common.errors import InvalidRequestError
+from tests.unit.router.chats import prompt_spans
 from tests.unit.router.prompt.test_control_tokens import END, byte_level
 from tests.unit.router.prompt.test_control_tokens import render as render_chat
 

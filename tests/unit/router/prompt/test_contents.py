@@ -18,8 +18,8 @@ from kv_transfer.arrays import mask_of
 from router.options.request import PrefillOptions
 from router.prompt.contents import Content, MarkedChat, changed, without_marks
 from router.prompt.markers import Markers, messages_with_keeps
-from router.prompt.protected_spans import prompt_spans
 from router.prompt.task.blocks import SHORT_TEXT
+from tests.unit.router.chats import prompt_spans
 
 FOLDER = Path(__file__).parents[1] / "templates"
 TEMPLATES = {path.stem: path.read_text() for path in FOLDER.rglob("*.jinja")}

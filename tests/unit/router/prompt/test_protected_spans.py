@@ -13,9 +13,10 @@ from kv_transfer.arrays import mask_of
 from router.options.request import PrefillOptions
 from router.prompt.contents import MarkedChat, without_marks
 from router.prompt.markers import messages_with_keeps
-from router.prompt.protected_spans import chat_chars, prompt_spans
+from router.prompt.protected_spans import chat_chars
 from router.prompt.task.blocks import SHORT_TEXT
 from tests.reference.tokenizers_by_kind import model_without_weights
+from tests.unit.router.chats import prompt_spans
 from tests.unit.router.conftest import MODELS
 
 LONG = "The dog chased a grey leaf across the bridge. " * (SHORT_TEXT // 40)

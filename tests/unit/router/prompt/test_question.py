@@ -1,7 +1,10 @@
 """Which text of a prompt the guard looks at."""
 
+import numpy as np
+
+from kv_transfer.layout import TextLayout
 from router.prompt.contents import ChatContents, Content
-from router.prompt.protected_spans import MOST_CHARS, task_text
+from router.prompt.rendered import MOST_CHARS, RenderedPrompt
 from tests.unit.kv_transfer.layouts import pairs
 
 TEXT = "A line of text.\n" * 200
@@ -12,6 +15,10 @@ def chat_of(*messages):
     """The contents of messages, given as (role, text...)."""
     contents = [Content(i, role, text) for i, (role, *texts) in enumerate(messages) for text in texts]
     return ChatContents([role for role, *_ in messages], contents)
+
+
+def task_text(questions, chat, text, offsets):
+    return RenderedPrompt(np.zeros(1, np.int32), text, offsets, chat).task_text(TextLayout(questions=questions))
 
 
 def test_where_the_task_is_found():
