@@ -19,7 +19,7 @@ import numpy as np
 import re2
 from transformers import TokenizersBackend
 
-from kv_transfer.arrays import Int32Array
+from kv_transfer.arrays import Int32Array, no_numbers, no_pairs
 
 MIN_CHARS = 1024
 """Shorter texts are not held: to tokenize them costs as little as to find them."""
@@ -57,9 +57,9 @@ class KnownTokens:
         longest_first = sorted((text for _, text in cuts), key=len, reverse=True)
         self._cut = re2.compile("|".join(map(re2.escape, longest_first)))
         self._lock = threading.Lock()
-        self._held: OrderedDict[int, _Held] = OrderedDict()
-        self._found: dict[bytes, tuple[int, int]] = {}  # digest: number of the text, tokens before the cut
-        self._number = self._size = self.reused = 0
+        self._held: OrderedDict[_Held, None] = OrderedDict()
+        self._found: dict[bytes, tuple[_Held, int]] = {}  # by digest, with the tokens before the cut
+        self._size = self.reused = 0
 
     @classmethod
     def of(cls, tokenizer: Any, max_tokens: int = MAX_TOKENS) -> "KnownTokens | None":
@@ -89,11 +89,8 @@ class KnownTokens:
             return self._encode(text)
         digests = self._digests(text, salt)
         start, known = self._find(digests)
-        tokens = self._encode(text[start:])
-        if known is not None:
-            tokens = Tokens(
-                np.concatenate([known.ids, tokens.ids]), np.concatenate([known.offsets, tokens.offsets + start])
-            )
+        ids, offsets = self._encode(text[start:])
+        tokens = Tokens(np.concatenate([known.ids, ids]), np.concatenate([known.offsets, offsets + start]))
         self._hold(tokens, digests)
         return tokens
 
@@ -108,9 +105,8 @@ class KnownTokens:
 
     def _digests(self, text: str, salt: str | None) -> dict[int, bytes]:
         """By the place of each special token: the digest of the text up to its end."""
-        digest = blake2b(
-            b"" if salt is None else b"\x01" + salt.encode("utf-8", "surrogatepass") + b"\0", digest_size=16
-        )
+        salted = b"" if salt is None else b"\x01" + salt.encode("utf-8", "surrogatepass") + b"\0"
+        digest = blake2b(salted, digest_size=16)
         digests: dict[int, bytes] = {}
         end = 0
         for found in self._cut.finditer(text):
@@ -120,17 +116,17 @@ class KnownTokens:
         digests.pop(0, None)  # nothing is before it
         return digests
 
-    def _find(self, digests: dict[int, bytes]) -> tuple[int, Tokens | None]:
-        """The last place that is known, and the tokens before it; 0 and None if there is none."""
+    def _find(self, digests: dict[int, bytes]) -> tuple[int, Tokens]:
+        """The last place that is known, or 0, and the tokens before it."""
         with self._lock:
             for start, digest in reversed(digests.items()):
                 if digest in self._found:
-                    number, count = self._found[digest]
-                    self._held.move_to_end(number)
-                    ids, offsets = self._held[number].tokens
+                    held, count = self._found[digest]
+                    self._held.move_to_end(held)
+                    ids, offsets = held.tokens
                     self.reused += count
                     return start, Tokens(ids[:count], offsets[:count])
-        return 0, None
+        return 0, Tokens(no_numbers(), no_pairs())
 
     def _hold(self, tokens: Tokens, digests: dict[int, bytes]) -> None:
         at = np.flatnonzero(np.isin(tokens.ids, self._ids))[-CUTS:]
@@ -138,22 +134,21 @@ class KnownTokens:
         places = {digests[start]: int(count) for count in at if (start := int(tokens.offsets[count, 0])) in digests}
         if not places:
             return
+        held = _Held(tokens, set(places))
         with self._lock:
-            self._number += 1
             for digest in places.keys() & self._found.keys():
                 self._forget(digest)
-            self._held[self._number] = _Held(tokens, set(places))
-            self._found.update({digest: (self._number, count) for digest, count in places.items()})
+            self._held[held] = None
+            self._found.update({digest: (held, count) for digest, count in places.items()})
             self._size += tokens.ids.size
             while self._size > self._max_tokens:
-                for digest in list(next(iter(self._held.values())).digests):
+                for digest in list(next(iter(self._held)).digests):
                     self._forget(digest)
 
     def _forget(self, digest: bytes) -> None:
         """A text that cannot be found any more is dropped, such as an earlier turn of the conversation, or a repeat."""
-        number, _ = self._found.pop(digest)
-        held = self._held[number]
+        held, _ = self._found.pop(digest)
         held.digests.remove(digest)
         if not held.digests:
-            del self._held[number]
+            del self._held[held]
             self._size -= held.tokens.ids.size
