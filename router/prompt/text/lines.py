@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import re2
 
+from kv_transfer.arrays import mask_of
 from router.prompt.text.codes import DIGIT, WHITE, Codes, among
 
 NUMBER = re2.compile(rf"(?m)^[ \t]*({DIGIT}{{1,7}})[\t:|\x{{2192}}\x{{2502}}]")
@@ -26,9 +27,7 @@ class Lines:
     def of(cls, codes: Codes, text: str) -> "Lines":
         """codes: of the text."""
         numbers = _line_numbers(text)
-        is_text = ~among(codes, WHITE)
-        for start, end in numbers.tolist():
-            is_text[start:end] = False
+        is_text = ~(among(codes, WHITE) | mask_of(numbers, codes.size))
         breaks = np.flatnonzero(codes == ord("\n"))
         starts = np.r_[0, breaks + 1]
         starts[np.searchsorted(starts, numbers[:, 0])] = numbers[:, 1]
@@ -58,5 +57,5 @@ def _line_numbers(text: str) -> npt.NDArray[np.int64]:
     """
     found = [(match.start(), match.end(), int(match[1])) for match in NUMBER.finditer(text)]
     ranges = np.array(found, np.int64).reshape(-1, 3)
-    follows = np.diff(ranges[:, 2]) == 1
-    return ranges[np.r_[False, follows] | np.r_[follows, False]][:, :2] if len(found) else ranges[:, :2]
+    follows, is_followed = np.diff(ranges[:, 2], prepend=-2) == 1, np.diff(ranges[:, 2], append=-2) == 1
+    return ranges[follows | is_followed, :2]

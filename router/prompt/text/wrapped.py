@@ -30,7 +30,8 @@ def breaks_in_sentences(codes: Codes) -> npt.NDArray[np.int64]:
     starts, ends = np.r_[0, breaks + 1], np.r_[breaks, codes.size - 1]
     ends = ends - ((codes[ends - 1] == ord("\r")) & (ends > starts))
     sizes, letter, space = ends - starts, known.letters & known.word, known.letters & ~known.word
-    kinds = known.letters[codes], _inner_marks(codes), among(codes, SIGNS)
+    inner_marks = among(codes, ",.;!?") & np.r_[codes[1:] == ord(" "), False]
+    kinds = known.letters[codes], inner_marks, among(codes, SIGNS)
     letters, marks, signs = (np.add.reduceat(kind, starts, dtype=np.int32) for kind in kinds)
     after = (starts + 1).clip(max=codes.size - 1)
     plain = (sizes <= LONGEST) & (signs == 0)
@@ -50,11 +51,6 @@ def breaks_in_sentences(codes: Codes) -> npt.NDArray[np.int64]:
     prose &= np.bincount(run, marks) >= INNER_MARKS * np.bincount(run)
     prose &= np.bincount(run, letters) >= PROSE_LETTERS * np.bincount(run, sizes + 1)
     return breaks[inside & prose[run[:-1]]]
-
-
-def _inner_marks(codes: Codes) -> npt.NDArray[np.bool_]:
-    """The commas and stops before a space, bool [C]."""
-    return among(codes, ",.;!?") & np.r_[codes[1:] == ord(" "), False]
 
 
 def _ended(codes: Codes, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
