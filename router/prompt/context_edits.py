@@ -93,13 +93,13 @@ def read_edits(value: Any, body_bytes: int) -> tuple[Edit, ...]:
 def without_thinking(edit: ClearThinking, messages: Messages) -> tuple[Messages, dict[str, int]]:
     """The messages, and Anthropic's count of what they lost. A turn ends with a message of the user."""
     turns = list(accumulate(int(message.get("role") == "user") for message in messages))
-    thoughts = [turn for turn, one in zip(turns, messages, strict=True) if any(map(one.get, _THINKING))]
-    recent = {*sorted({*thoughts}, reverse=True)[: edit.keep.value if edit.keep else None]}
+    thoughts = {turn for turn, one in zip(turns, messages, strict=True) if any(map(one.get, _THINKING))}
+    recent = {*sorted(thoughts, reverse=True)[: edit.keep.value if edit.keep else None]}
     cleared = [
         {name: value for name, value in message.items() if name not in _THINKING or turn in recent}
         for turn, message in zip(turns, messages, strict=True)
     ]
-    return cleared, {"cleared_thinking_turns": len({*thoughts}) - len(recent)}
+    return cleared, {"cleared_thinking_turns": len(thoughts) - len(recent)}
 
 
 def without_tool_uses(

@@ -21,8 +21,6 @@ CharSpan = tuple[int, int]
 _AREAS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 """Unicode's private use areas A and B: code points without a meaning of their own."""
 _LISTS = {"/chat/completions": ("messages",), "/messages": ("system", "messages"), "/responses": ("input",)}
-_SAME_BODY = ("/render", "/count_tokens")
-"""Endpoints behind these that take the same body."""
 _TEXTS = ("text", "content", "output")
 _KEPT_KINDS = ("thinking", "redacted_thinking", "reasoning", "function_call", "tool_use", "refusal")
 
@@ -106,8 +104,7 @@ def extract_keep_fields(body: dict[str, Any], path: str) -> KeepFields | None:
     Raises InvalidOptionError for a value that is no `Keep`, for a `keep` of something that has no text or is always
     kept, and for one of the system prompt that is not `always`.
     """
-    for end in _SAME_BODY:
-        path = path.removesuffix(end)
+    path = path.removesuffix("/render").removesuffix("/count_tokens")  # they take the same body
     fields = next((fields for end, fields in _LISTS.items() if path.endswith(end)), ())
     if not any(_has_keep(body.get(name)) for name in fields):
         return None

@@ -80,15 +80,14 @@ def tokens_touched_by_each(spans: Sequence[CharSpan], ranges: CharRanges) -> lis
 def chat_chars(text: str, chat: ChatContents, options: PolicyOptions, tokens: Mapping[int, int]) -> ChatChars:
     """The ranges of `text`, the rendered chat. tokens: the number of tokens of each message, by its index."""
     contents = chat.contents or []
-    users = [number for number, role in enumerate(chat.roles) if role == "user"]
-    last_user = max(users, default=-1)
     starts = [start for content in contents if content.role != "system" for start, _ in content.spans]
-    parts: dict[int, list[CharSpan]] = {number: [] for number in users}
+    parts: dict[int, list[CharSpan]] = {number: [] for number, role in enumerate(chat.roles) if role == "user"}
+    last_user = max(parts, default=-1)
     for content in contents:
         if content.message in parts and content.keep in (None, "always"):
             parts[content.message] += content.spans[-1:]
-    after_tool = {number for number in users if number and chat.roles[number - 1] in TOOL_ROLES}
-    turns = [Turn(spans, number in after_tool) for number, spans in parts.items() if spans]
+    before = ["", *chat.roles]  # the role before each message
+    turns = [Turn(spans, before[number] in TOOL_ROLES) for number, spans in parts.items() if spans]
     speech = Speech([], [*chat.tasks]) if chat.tasks else speech_of_turns(text, turns, chat.system)
     ranges = []
     for content in contents:

@@ -163,11 +163,8 @@ def frame_messages() -> list[dict[str, str]]:
 
 
 def settings_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a chat template that are settings: switches, numbers and short words.
-
-    The others are texts that it writes into the prompt, such as tools and documents. They are protected there. In the
-    frame, every window would repeat them.
-    """
+    """The arguments of a chat template that are switches, numbers and short words. The others are texts, such as tools
+    and documents, that it writes into the prompt; in the frame, every window would repeat them."""
     return {
         name: value
         for name, value in arguments.items()
@@ -179,9 +176,8 @@ def frame_of(rendered: str | None, encode: Callable[[str], Sequence[int]]) -> Fr
     """The frame of a window: what the template writes around a text in a chat of one user message. The speculator reads
     a window as such a chat, with the question after the text (`speculator_service.reading`).
 
-    rendered: of `frame_messages`. None if the template changes the text.
-
-    encode: the token ids of a text, without those that a tokenizer adds around it.
+    rendered: of `frame_messages`. encode: the token ids of a text, without those that a tokenizer adds around it. None
+    if the template changes the text.
     """
     head, found, tail = (rendered or "").partition(TEXT)
     if not found:

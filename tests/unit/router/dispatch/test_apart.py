@@ -37,7 +37,6 @@ MAY_STAY = {
     *(
         "rendered.RenderedPrompt.length",
         "rendered.RenderedPrompt.size",
-        "rendered.RenderedPrompt.message_spans",
     ),
     *("rendered.PromptSpans.protected_tokens", "protected_spans.tokens_touched_by_each"),
     "protected_spans.char_ranges",
