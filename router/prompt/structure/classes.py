@@ -5,7 +5,6 @@ opens blocks if other rows stand between, and its rows begin something. What is 
 then the first row of the record that differs does. A class with nothing after its last row names what stands before.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,20 +46,20 @@ class Classes(NamedTuple):
     deeper: the next row is indented further. title: a short row without a stop at its end.
     """
 
-    kind: Sequence[int]
-    named: Sequence[int]
-    until: Sequence[int]
-    key: Sequence[int]
-    members: Sequence[int]
-    turn: Sequence[bool]
-    fresh: Sequence[bool]
-    constant: Sequence[bool]
-    field: Sequence[bool]
-    closes: Sequence[bool]
-    outer: Sequence[bool]
-    bullet: Sequence[bool]
-    deeper: Sequence[bool]
-    title: Sequence[bool]
+    kind: Ints
+    named: Ints
+    until: Ints
+    key: Ints
+    members: Ints
+    turn: Bools
+    fresh: Bools
+    constant: Bools
+    field: Bools
+    closes: Bools
+    outer: Bools
+    bullet: Bools
+    deeper: Bools
+    title: Bools
 
     @classmethod
     def of(cls, codes: Codes, rows: Rows, shapes: Shapes, fenced: Ints, starts: Ints) -> "Classes":
@@ -82,20 +81,19 @@ class Classes(NamedTuple):
         seen = np.append(np.unique(key, return_index=True)[1], -1)
         later = ordered & (seen[before] > seen[key])
         outer = ordered & ~later & (before == after) & (count < BODY * np.append(np.bincount(key), 0)[before])
-        speaks = among(codes[(shapes.cut - 1).clip(min=0)], ":\uff1a") & (shapes.cut < rows.end)
         outer &= _share(key, title) >= MOSTLY
         field = ordered & ~later & ~outer & (before != key)
         alternate = _share(key, np.r_[False, False, key[2:] == key[:-2]][: key.size]) >= BODY  # two speakers
-        cycle = ((later & ~alternate) | outer) & (worded | (_share(key, speaks) < BODY))
+        cycle = (later & ~alternate) | outer
 
         edge, words = rows.fresh | rows.apart, shapes.strength < 0
-        heading = edge & title & (size <= TITLE) & ~known_characters().small[first]
+        heading = edge & title & ~known_characters().small[first]
         able = (shapes.strength > 0) | ((shapes.strength == 0) & (_share(key, edge & title) >= BODY))
         able |= words & (_share(key, heading) >= MOSTLY)
         able |= cycle & (_share(key, ~among(last, STOPS)) >= MOSTLY) & (~words | (count > MANY))
         indented = rows.indent > fenced
         free = bullet | (indented & (indented.mean() > NESTED)) | among(first, CLOSINGS)
-        free |= (first == ord("<")) & (second == ord("/")) | (fenced > 0) & (first == ord("#"))
+        free |= (first == ord("<")) & (second == ord("/"))
         able &= (count >= LEAST) & ~free & (_share(key, np.append(key[1:] != key[:-1], True)) >= MOSTLY)
         body = np.append(words[1:] | deeper[:-1], True) & ~field
         opens = able & ((_share(key, rows.fresh | body) >= BODY) | cycle)
@@ -110,12 +108,11 @@ class Classes(NamedTuple):
         closes = able & _closing(rows, key, opens & (named >= 0), starts)
         kind = np.where(opens | closes, key, -1)
         turn = (shapes.strength > 0) | ((shapes.strength == 0) & (_share(key, rows.fresh) >= BODY))
-        turn &= (kind < 0) & ~(field & (size <= SHORT)) & ~free & shapes.has_word & (first != ord("{"))
+        turn &= (kind < 0) & ~(field & (size <= SHORT)) & ~free & (first != ord("{"))
         turn &= np.bincount(shapes.shape)[shapes.shape] >= LEAST
         fresh = _share(key, rows.fresh) >= MOSTLY
-        numbers = (of.tolist() for of in (kind, named, _until(key), key, count))
         return cls(
-            *numbers, *(of.tolist() for of in (turn, fresh, constant, field, closes, outer, bullet, deeper, title))
+            kind, named, _until(key), key, count, turn, fresh, constant, field, closes, outer, bullet, deeper, title
         )
 
 

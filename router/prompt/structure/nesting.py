@@ -57,7 +57,7 @@ class _Nesting:
         self.stack = list[_Block]()
         self.starts, self.ends, self.parents, self.places, self.names = (list[int]() for _ in range(5))
         self.inline, self.ahead = list[bool](), list[bool]()
-        self.seen, self.taken = dict[int, int](), set[int]()
+        self.taken = set[int]()
 
     def run(self, rows: Rows, codes: Codes, resets: list[int]) -> None:
         """Find the labels."""
@@ -68,23 +68,34 @@ class _Nesting:
         rows = rows._replace(indent=rows.indent + fenced)
         shapes = Shapes.of(codes, rows)
         classes = Classes.of(codes, rows, shapes, fenced, starts)
-        bullet, deeper = np.array(classes.bullet), np.array(classes.deeper)
+        bullet, deeper = classes.bullet, classes.deeper
         colon, listed = among(last, ":\uff1a"), np.append(bullet[1:], False)
         title = (np.append(size[1:], 0) > np.maximum(TITLE, 2 * size)) & classes.title & (size <= TITLE) & (size > 1)
         title = (title & ~known_characters().small[first]) | (colon & ~listed & rows.apart & (size <= SHORT))
         title &= rows.fresh & ~among(first, _QUOTES) & ~bullet & (rows.indent < 8)
-        self.classes, self.cut, self.strength = classes, shapes.cut.tolist(), shapes.strength.tolist()
-        self.title, self.list, self.fresh = title.tolist(), (colon & listed).tolist(), rows.fresh.tolist()
+        self.cut, self.list, self.fresh = shapes.cut.tolist(), (colon & listed).tolist(), rows.fresh.tolist()
         self.raw, self.first, self.end, self.after, self.indent = (of.tolist() for of in rows[:5])
+        self.named, self.until, self.members = (of.tolist() for of in (classes.named, classes.until, classes.members))
+        self.field, self.constant, self.bullet = (of.tolist() for of in (classes.field, classes.constant, bullet))
+        self.deeper, self.turn = deeper.tolist(), (classes.turn & (shapes.strength >= 0)).tolist()
+        same = np.append(classes.key[1:] == classes.kind[:-1], False)
+        self.prefixed = (same | ((size > SHORT) & ~classes.constant)).tolist()
+        self.speaks = (shapes.strength >= 0).tolist()
         self.signs = headings_of(self.text, rows, codes, shapes.strength, bullet)
         self.tables, self.groups = tables_of(self.text, codes, rows)
-        self.feet = self._feet(starts)
-        events = (
-            (np.array(classes.kind) >= 0) | classes.turn | deeper | title | colon | rows.fresh | (first == ord("<"))
-        )
+        self.feet = self._feet(classes, starts)
+        kind = np.where(classes.closes | (deeper & ~classes.fresh), NONE, classes.kind)
+        levels = {row: level for row, level in self.signs.items() if level != NONE}
+        kind[[*levels]] = [*levels.values()]
+        kind[title & (kind == NONE)] = _TITLE
+        kind[[*self.feet]] = [foot for foot, _ in self.feet.values()]
+        self.kind = kind.tolist()
+        kinds, firsts = np.unique(kind, return_index=True)
+        self.seen = dict(zip(kinds.tolist(), np.where(classes.outer[firsts], NONE, firsts).tolist(), strict=True))
+        events = (kind != NONE) | classes.turn | deeper | colon | rows.fresh | (first == ord("<"))
         events |= np.r_[False, rows.indent[1:] < rows.indent[:-1]]
         ends = [row + 1 for row in self.tables.values() if row + 1 < size.size]
-        events[[*self.signs, *self.tables, *self.groups, *self.feet, *starts, *ends]] = True
+        events[[*self.tables, *self.groups, *starts, *ends]] = True
         waiting = resets[::-1]
         for row in np.flatnonzero(events).tolist():
             while waiting and waiting[-1] <= self.raw[row]:
@@ -93,12 +104,12 @@ class _Nesting:
                 self.names.append(NONE)
             self._add(row)
 
-    def _feet(self, starts: Ints) -> dict[int, tuple[int, list[int]]]:
+    def _feet(self, classes: Classes, starts: Ints) -> dict[int, tuple[int, list[int]]]:
         """The blocks of classes that name what stands before: their first row, with the class and the rows of the
         label."""
         found, begin = dict[int, tuple[int, list[int]]](), dict[int, int]()
-        for row in np.flatnonzero(self.classes.closes).tolist():
-            kind, message = self.classes.kind[row], int(starts[np.searchsorted(starts, row, "right") - 1])
+        for row in np.flatnonzero(classes.closes).tolist():
+            kind, message = int(classes.kind[row]), int(starts[np.searchsorted(starts, row, "right") - 1])
             if head := self._head(row):
                 found[max(message, begin.get(kind, message))] = kind, head
                 begin[kind] = head[-1] + 1
@@ -106,35 +117,22 @@ class _Nesting:
 
     def _head(self, row: int) -> list[int]:
         """The rows that name the block that a row of a class opens: itself or what differs, and fields after it."""
-        classes = self.classes
-        first = classes.named[row]
+        first = self.named[row]
         if first < 0:
             return []
-        head, count = [first], classes.members[row]
+        head, count = [first], self.members[row]
         for field in range(first + 1, min(first + 2 * MOST_HEAD, len(self.raw))):
-            alike = ALIKE[0] * count <= classes.members[field] <= ALIKE[1] * count
+            alike = ALIKE[0] * count <= self.members[field] <= ALIKE[1] * count
             near = not self.fresh[field] and self.indent[field] == self.indent[first]
-            if not (classes.field[field] and alike and near and self.end[field] - self.first[first] <= LONGEST_HEAD):
+            if not (self.field[field] and alike and near and self.end[field] - self.first[first] <= LONGEST_HEAD):
                 break
-            if not classes.constant[field] and len(head) < MOST_HEAD:
+            if not self.constant[field] and len(head) < MOST_HEAD:
                 head.append(field)
         return head
 
-    def _kind(self, row: int) -> int:
-        """The kind of block that a row opens by its sign, its class or as a title, or NONE."""
-        classes = self.classes
-        if row in self.feet:
-            return self.feet[row][0]
-        kind = self.signs.get(row, NONE)
-        if kind == NONE and not classes.closes[row] and (classes.fresh[row] or not classes.deeper[row]):
-            kind = classes.kind[row]
-        return _TITLE if kind == NONE and self.title[row] else kind
-
     def _add(self, row: int) -> None:
         """End the blocks that a row ends, and open the one that it opens."""
-        kind, stack, labels, size = self._kind(row), self.stack, len(self.starts), len(self.stack)
-        if kind != NONE:
-            self.seen.setdefault(kind, NONE if kind >= 0 and self.classes.outer[row] else row)
+        kind, stack, labels, size = self.kind[row], self.stack, len(self.starts), len(self.stack)
         while stack and self._ends(stack[-1], row, kind):
             stack.pop()
         if self.text.startswith("</", self.first[row]):
@@ -154,11 +152,11 @@ class _Nesting:
         if block.indent < self.indent[row] or block.kind in (TABLE, GROUP):
             return block.kind == GROUP and row in self.groups
         if block.kind == LIST:
-            return self.fresh[row] and not self.classes.bullet[row]
+            return self.fresh[row] and not self.bullet[row]
         if block.kind in (INDENTED, kind):
             return True
         if block.kind == TURN:
-            return kind != NONE or self.classes.turn[row]
+            return kind != NONE or self.turn[row]
         if block.kind <= SIGN and kind <= SIGN:
             return block.kind <= kind
         return kind != NONE and self.seen[kind] < self.seen[block.kind]
@@ -174,31 +172,26 @@ class _Nesting:
                 return
 
     def _open(self, row: int, kind: int) -> None:
-        classes, end = self.classes, self.after[row]
+        start, end = self.raw[row], self.after[row]
         if row in self.tables:
-            self._push(self.raw[row], end, row, TABLE, until=self.tables[row])
+            self._push(start, end, row, TABLE, until=self.tables[row])
         elif row in self.groups:
-            self._push(self.raw[row], end, row, GROUP, until=self.groups[row])
+            self._push(start, end, row, GROUP, until=self.groups[row])
         elif row in self.feet:
             self._push_rows(self.feet[row][1], row, kind)
         elif kind <= SIGN:
             underlined = row + 1 in self.signs and self.signs[row + 1] == NONE
-            self._push(self.raw[row], self.after[row + underlined], row, kind)
+            self._push(start, self.after[row + underlined], row, kind)
         elif kind >= 0:
-            same = row + 1 < len(self.raw) and classes.key[row + 1] == kind
-            if same or (self.end[row] - self.first[row] > SHORT and not classes.constant[row]):
-                self._push_prefix(row, kind)
-            else:
+            if not self.prefixed[row]:
                 self._push_rows(self._head(row), row, kind)
-        elif (
-            classes.deeper[row]
-            and names_indented(line := self._line(row))
-            and not (line[0] == "<" and classes.constant[row])
-        ):
-            self._push(self.raw[row], end, row, INDENTED)
-        elif classes.deeper[row] and classes.constant[row] and classes.named[row] >= 0:
+            elif self.speaks[row]:
+                self._push_prefix(row, kind)
+        elif self.deeper[row] and self._names_indented(row):
+            self._push(start, end, row, INDENTED)
+        elif self.deeper[row] and self.constant[row] and self.named[row] >= 0:
             self._push_rows(self._head(row), row, INDENTED)
-        elif classes.turn[row]:
+        elif self.turn[row]:
             self._push_prefix(row, TURN)
 
     def _push(self, start: int, end: int, row: int, kind: int, place: int = NONE, until: int = NONE) -> None:
@@ -211,7 +204,7 @@ class _Nesting:
         self.ends.append(end)
         self.inline.append(end < self.end[row])
         self.ahead.append(0 <= place < start)
-        until = until if until >= 0 else self.classes.until[row] if kind >= 0 else len(self.raw)
+        until = until if until >= 0 else self.until[row] if kind >= 0 else len(self.raw)
         stack.append(_Block(self.indent[row], kind, label, row, until))
 
     def _push_rows(self, head: list[int], row: int, kind: int) -> None:
@@ -226,7 +219,7 @@ class _Nesting:
         """Open a block with the beginning of a row."""
         text, cut, end = self.text, self.cut[row], self.end[row]
         before_label = self.stack and self.ahead[self.stack[-1].label] and self.starts[self.stack[-1].label] > cut
-        if self.strength[row] < 0 or (kind == TURN and before_label):
+        if kind == TURN and before_label:
             return
         window = text[cut : min(end, cut + PREFIX)]
         sign = max(window.rfind(sign) for sign in (": ", "] ", "> ", ") ", "\t", "\uff1a"))
@@ -243,8 +236,9 @@ class _Nesting:
         stop = max(line.rfind(sign) for sign in (". ", "? ", "! ", "\u3002")) if len(line) > SHORT else -1
         return self.first[row] + stop + 1 if stop >= 0 else self.raw[row]
 
-    def _line(self, row: int) -> str:
-        return self.text[self.first[row] : min(self.end[row], self.first[row] + SHORT + 1)]
+    def _names_indented(self, row: int) -> bool:
+        line = self.text[self.first[row] : min(self.end[row], self.first[row] + SHORT + 1)]
+        return names_indented(line) and not (line[0] == "<" and self.constant[row])
 
     def labels(self) -> Labels:
         """All labels of the text."""

@@ -232,4 +232,5 @@ def _numbered(keys: npt.NDArray[np.uint64]) -> Ints:
 
 @cache
 def _powers(base: np.uint64) -> npt.NDArray[np.uint64]:
-    return np.cumprod(np.r_[np.uint64(1), np.full(WIDTH, base)])
+    powers: npt.NDArray[np.uint64] = np.cumprod(np.r_[np.uint64(1), np.full(WIDTH, base)], dtype=np.uint64)
+    return powers
