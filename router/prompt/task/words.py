@@ -82,6 +82,8 @@ _BEGINS = re2.compile(
     rf"|(?:{_ASKING})(?:(?:[^\pL\pN_.。!！;][^.。!！;]*)?$|[ ](?:{_AUXILIARY})[^\pL\pN_.!;][^.!;]*\.$))"
     rf"|(?:{_UNSPACED}))"
 )
+_TITLE = re2.compile(rf"(?i){_BEFORE}(?:list|name|label|outline|review|show|estimate)s?[ ]of{_NO_WORD}")
+"""Verbs that are nouns of a title before "of": List of characters."""
 _EARLIER = re2.compile(
     rf"(?i){_BEFORE}(?:(?:please|kindly|bitte|por favor|请|請){_NO_WORD}*)?(?:{_GOES_ON})"
     rf"(?:{_NO_WORD}+[\pL\pN_]+)?{_NO_WORD}*$"
@@ -131,7 +133,9 @@ def is_labelled(part: str) -> bool:
 
 
 def _requests(part: str) -> bool:
-    return bool(_BEGINS.match(part)) or (not part[-_LAST:].isascii() and bool(_ENDS.search(part[-_LAST:])))
+    if _BEGINS.match(part):
+        return not _TITLE.match(part)
+    return not part[-_LAST:].isascii() and bool(_ENDS.search(part[-_LAST:]))
 
 
 def has_mark(part: str) -> bool:

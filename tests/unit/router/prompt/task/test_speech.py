@@ -510,3 +510,14 @@ def test_the_question_of_an_example_inside_a_long_text_is_speech_and_no_task() -
     speech = find_speech(text, [(0, len(text))])
     assert any(start <= text.index(example) and text.index(example) + 60 <= end for start, end in speech.spans)
     assert [text[slice(*task)] for task in speech.tasks] == [asked]
+
+
+def test_a_title_that_begins_with_a_noun_of_a_verb_asks_nothing() -> None:
+    text = (
+        "List of the main characters of the whole film\n\n"
+        + "The lamp of room 7 was checked by hand. " * 90
+        + "\n\nQuestion: who plays Marty"
+    )
+    assert [text[slice(*task)] for task in find_speech(text, [(0, len(text))]).tasks] == ["Question: who plays Marty"]
+    text = text.replace("List of the main", "List all the main")
+    assert len(find_speech(text, [(0, len(text))]).tasks) == 2, "the control"
