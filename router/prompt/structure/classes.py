@@ -72,7 +72,6 @@ class Classes(NamedTuple):
         title = (size <= SHORT) & ~among(last, STOPS)
 
         _, ordered = _beside(shapes.worded, np.r_[shapes.worded.max() + 1, shapes.worded[:-1]])
-        ordered |= (_share(shapes.worded, rows.fresh) >= MOSTLY) & (_share(shapes.shape, rows.fresh) < MOSTLY)
         worded = ordered & (np.bincount(shapes.worded)[shapes.worded] >= LEAST)
         key = np.unique(np.where(worded, shapes.worded + size.size, shapes.shape), return_inverse=True)[1]
         count = np.bincount(key)[key]

@@ -26,7 +26,6 @@ INDENTED, LIST, TABLE, GROUP, TURN = range(-2, -7, -1)
 """Kinds of blocks besides those of a class: under a row with deeper ones, after a colon, of a table and a part of it,
 after a prefix."""
 _TITLE = SIGN - 9
-_QUOTES = "\"'\u201c\u201e\u00ab\u2018(\u300c"
 
 
 def labels_of(text: str, codes: Codes, lines: Lines, resets: Iterable[int], outside: Ints) -> Labels:
@@ -72,7 +71,7 @@ class _Nesting:
         colon, listed = among(last, ":\uff1a"), np.append(bullet[1:], False)
         title = (np.append(size[1:], 0) > np.maximum(TITLE, 2 * size)) & classes.title & (size <= TITLE) & (size > 1)
         title = (title & ~known_characters().small[first]) | (colon & ~listed & rows.apart & (size <= SHORT))
-        title &= rows.fresh & ~among(first, _QUOTES) & ~bullet & (rows.indent < 8)
+        title &= rows.fresh & ~bullet
         self.cut, self.list, self.fresh = shapes.cut.tolist(), (colon & listed).tolist(), rows.fresh.tolist()
         self.raw, self.first, self.end, self.after, self.indent = (of.tolist() for of in rows[:5])
         self.named, self.until, self.members = (of.tolist() for of in (classes.named, classes.until, classes.members))
