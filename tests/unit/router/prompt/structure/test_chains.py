@@ -235,3 +235,11 @@ def test_the_time_grows_with_the_text(part):
         labels_of(text, codes, Lines.of(codes, text), (), no_pairs())
         took.append(time.process_time() - began)
     assert took[1] < 10 * max(took[0], 0.02)
+
+
+def test_the_label_of_a_record_begins_at_its_opening_bracket() -> None:
+    """Else the bracket joins the record before it, and the record's lines are no block."""
+    records = [{"invoice": f"INV-{n}", "order": f"PO-{n}", "total": f"{n}.50 euros in all"} for n in range(40)]
+    units = [unit for unit, _ in chains(json.dumps(records, indent=2))]
+    [of_record] = [unit for unit in units if '"INV-20"' in unit]
+    assert of_record.startswith("{")
